@@ -1,0 +1,360 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The one settings tree and the one resolver: defaults < file < environment < request."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from specprefill.errors import ConfigurationError, InvalidRequestError
+
+CONFIG_VARIABLE = "SPECPREFILL_CONFIG"
+ENVIRONMENT_PREFIX = "SPECPREFILL__"
+EMBEDDED_MODEL = "smollm2"
+
+
+class _Section(BaseModel):
+    """A group of settings; unknown keys are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class SelectionSettings(_Section):
+    """Which prompt tokens are kept. Every one of these can be set per request."""
+
+    scorer: Literal["lookahead", "zscore"] = Field(
+        "zscore", description="Scoring rule: `lookahead` is the paper's, `zscore` needs no decoding."
+    )
+    keep_rate: float = Field(
+        0.2, gt=0, le=1, description="Share of the prompt's chunks to keep; 1 is dense prefill."
+    )
+    chunk_size: int = Field(
+        32, ge=1, le=1024, description="Tokens per chunk; 1 selects single tokens."
+    )
+    pool_kernel: int = Field(
+        13, ge=1, le=255, description="Width of the average pooling over the prompt; odd."
+    )
+    look_ahead: int = Field(
+        8, ge=1, le=64, description="Steps of the `lookahead` rule; the last prompt token is one."
+    )
+    ignore_eos: bool = Field(
+        False, description="Let the look-ahead of the `lookahead` rule run past a stop token."
+    )
+    query_window: int = Field(
+        16, ge=1, le=256, description="Last prompt tokens whose queries the `zscore` rule uses."
+    )
+    protect_first: int = Field(4, ge=0, description="Tokens at the prompt's start always kept.")
+    protect_last: int = Field(
+        64, ge=0, description="Tokens at the prompt's end always kept; the last one always is."
+    )
+    min_prompt_tokens: int = Field(
+        512, ge=0, description="Prompts shorter than this are prefilled densely."
+    )
+
+    @field_validator("pool_kernel")
+    @classmethod
+    def _odd(cls, kernel: int) -> int:
+        if kernel % 2 == 0:
+            raise ValueError("an even width gives one score more than there are tokens; use an odd")
+        return kernel
+
+    def for_request(self, overrides: Mapping[str, Any]) -> SelectionSettings:
+        """Apply a request's own values.
+
+        Args:
+            overrides: field name -> value, only fields that the request set.
+
+        Raises:
+            InvalidRequestError: a value is out of range; names the field and the range.
+        """
+        if not overrides:
+            return self
+        return _validate_request(type(self), {**self.model_dump(), **overrides})
+
+
+class SamplingSettings(_Section):
+    """How the target chooses tokens. Every one of these can be set per request."""
+
+    max_tokens: int = Field(256, ge=1, description="Most tokens to generate.")
+    min_tokens: int = Field(0, ge=0, description="No stop token before this many tokens.")
+    temperature: float = Field(
+        1.0, ge=0, description="Divides the logits when sampling; 0 means greedy."
+    )
+    top_k: int = Field(
+        0, ge=0, description="Sample from the k most likely tokens; 0 sets no limit, 1 is greedy."
+    )
+    top_p: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="Sample from the smallest set of tokens with this probability; 0 sets no limit.",
+    )
+    seed: int | None = Field(
+        None, ge=0, le=2**64 - 1, description="Seed of the sampling; unset draws a fresh one."
+    )
+    repetition_penalty: float = Field(
+        1.0, gt=0, description="Divides the positive logits of tokens already seen; 1 is off."
+    )
+    presence_penalty: float = Field(
+        0.0, ge=-2, le=2, description="Subtracted once from the logits of generated tokens."
+    )
+    frequency_penalty: float = Field(
+        0.0, ge=-2, le=2, description="Subtracted per occurrence from logits of generated tokens."
+    )
+
+    @property
+    def greedy(self) -> bool:
+        """As in TensorRT-LLM: sampling happens only when top_k or top_p asks for it."""
+        return self.temperature == 0 or self.top_k == 1 or (self.top_k == 0 and self.top_p == 0)
+
+    def for_request(self, overrides: Mapping[str, Any]) -> SamplingSettings:
+        """Apply a request's own values; raises InvalidRequestError as SelectionSettings does."""
+        if not overrides:
+            return self
+        return _validate_request(type(self), {**self.model_dump(), **overrides})
+
+
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+
+
+class DraftSettings(_Section):
+    """The small model that reads the whole prompt."""
+
+    model: str = Field(
+        EMBEDDED_MODEL, description="Hugging Face folder, or `smollm2` for the embedded model."
+    )
+    device: str = Field("cpu", description="Torch device, for example `cpu` or `cuda:0`.")
+    dtype: Dtype = Field(
+        "auto", description="`auto` is bfloat16 where the processor computes in it, else float32."
+    )
+    weights: Literal["as_dtype", "int8"] = Field(
+        "as_dtype", description="`int8` quantises the linear layers' weights (CPU only)."
+    )
+    layers: int | None = Field(None, ge=1, description="Load only the first n layers; unset: all.")
+    score_layers: tuple[int, int] | None = Field(
+        None, description="First and last layer whose attention counts; unset: all loaded."
+    )
+    attention_window: int | None = Field(
+        None,
+        ge=16,
+        description="Hidden states attend only to this many tokens before them; unset: to all.",
+    )
+    sink_tokens: int = Field(
+        64, ge=0, description="With attention_window: first tokens that every token attends to."
+    )
+
+    @model_validator(mode="after")
+    def _layers_in_range(self) -> DraftSettings:
+        if self.score_layers is not None:
+            first, last = self.score_layers
+            if first < 0 or last < first:
+                raise ValueError("score_layers must be [first, last] with 0 <= first <= last")
+            if self.layers is not None and last >= self.layers:
+                raise ValueError(f"score_layers ends at {last} but only {self.layers} are loaded")
+        return self
+
+
+class TargetSettings(_Section):
+    """The model that answers."""
+
+    model: str = Field(
+        EMBEDDED_MODEL, description="Hugging Face folder, or `smollm2` for the embedded model."
+    )
+    device: str = Field("cpu", description="Torch device, for example `cpu` or `cuda:0`.")
+    dtype: Dtype = Field(
+        "auto", description="`auto` is bfloat16 where the processor computes in it, else float32."
+    )
+    max_running: int = Field(8, ge=1, description="Sequences decoded together.")
+    max_queue: int = Field(64, ge=0, description="Requests that may wait; one more is refused.")
+    kv_cache_tokens: int = Field(
+        65536, ge=16, description="Tokens whose keys and values fit in the cache at once."
+    )
+    prefill_chunk_tokens: int = Field(
+        1024, ge=16, description="Prompt tokens per step: the longest that a stream is held up."
+    )
+
+
+class ServerSettings(_Section):
+    """Where Triton listens."""
+
+    host: str = Field("127.0.0.1", description="Address to bind; loopback unless told otherwise.")
+    http_port: int = Field(8000, ge=0, le=65535, description="0 takes a free port.")
+    grpc_port: int = Field(8001, ge=0, le=65535, description="0 takes a free port.")
+    metrics_port: int = Field(8002, ge=0, le=65535, description="0 takes a free port.")
+
+
+class Settings(_Section):
+    """Everything that one deployment can set."""
+
+    engine: Literal["torch"] = Field("torch", description="Which engines run the two models.")
+    trust_remote_code: bool = Field(
+        False, description="Run code that a model folder brings; only for folders you trust."
+    )
+    threads: int | None = Field(None, ge=1, description="CPU threads per engine; unset: all cores.")
+    draft: DraftSettings = DraftSettings()
+    target: TargetSettings = TargetSettings()
+    selection: SelectionSettings = SelectionSettings()
+    sampling: SamplingSettings = SamplingSettings()
+    server: ServerSettings = ServerSettings()
+
+
+def load_settings(
+    path: str | Path | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> Settings:
+    """Resolve the settings: defaults < file < environment < overrides.
+
+    Args:
+        path: YAML file; None takes the file that SPECPREFILL_CONFIG names, if any. A YAML file of
+            the paper's reference implementation is understood as it is.
+        overrides: nested values that win over everything, for example from the command line.
+        environment: variables to read; None reads the process's. `SPECPREFILL__DRAFT__LAYERS=16`
+            sets draft.layers.
+
+    Raises:
+        ConfigurationError: file missing or no YAML, unknown key, or value out of range.
+    """
+    environment = os.environ if environment is None else environment
+    path = path or environment.get(CONFIG_VARIABLE) or None
+    values: dict[str, Any] = {}
+    source = "environment"
+    if path is not None:
+        values = _read_yaml(Path(path))
+        source = str(path)
+    _merge(values, _from_environment(environment))
+    _merge(values, overrides or {})
+    try:
+        return Settings.model_validate(values)
+    except ValidationError as error:
+        raise ConfigurationError(f"{source}: {_first_problem(error)}") from error
+
+
+def dump_settings(settings: Settings, path: Path) -> None:
+    """Write settings so that `load_settings` reads them back equal."""
+    path.write_text(yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False))
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        values = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise ConfigurationError(f"config file {path}: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"config file {path} is no YAML: {error}") from error
+    if values is None:
+        return {}
+    if not isinstance(values, dict):
+        raise ConfigurationError(f"config file {path} must hold a mapping of sections")
+    if _REFERENCE_KEYS & values.keys():
+        return _from_reference(values, path)
+    return values
+
+
+_REFERENCE_KEYS = frozenset(
+    ("keep_strategy", "keep_kwargs", "look_ahead_cnt", "pool_kernel_size", "ignore_eos")
+)
+
+
+def _from_reference(values: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """Translate a YAML file of the paper's reference implementation into sections."""
+    unknown = sorted(values.keys() - _REFERENCE_KEYS)
+    if unknown:
+        raise ConfigurationError(
+            f"{path}: {unknown[0]}: unknown key of a reference configuration; "
+            f"allowed: {', '.join(sorted(_REFERENCE_KEYS))}"
+        )
+    strategy = values.get("keep_strategy")
+    if strategy not in (None, "percentage"):
+        raise ConfigurationError(f"{path}: keep_strategy: {strategy!r}; allowed: percentage")
+    keep = values.get("keep_kwargs") or {}
+    unknown = sorted(keep.keys() - {"chunk", "chunk_size", "percentage"})
+    if unknown:
+        raise ConfigurationError(
+            f"{path}: keep_kwargs.{unknown[0]}: unknown key; allowed: chunk, chunk_size, percentage"
+        )
+    # The reference prunes prompts of any length and protects nothing.
+    selection: dict[str, Any] = {
+        "scorer": "lookahead",
+        "look_ahead": values.get("look_ahead_cnt", 8),
+        "pool_kernel": values.get("pool_kernel_size") or 1,
+        "ignore_eos": values.get("ignore_eos", False),
+        "chunk_size": keep.get("chunk_size", 32) if keep.get("chunk", False) else 1,
+        "keep_rate": keep.get("percentage", 1.0),
+        "protect_first": 0,
+        "protect_last": 0,
+        "min_prompt_tokens": 0,
+    }
+    return {"selection": selection}
+
+
+def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for name, text in environment.items():
+        if name.startswith(ENVIRONMENT_PREFIX):
+            *sections, key = name[len(ENVIRONMENT_PREFIX) :].lower().split("__")
+            node = values
+            for section in sections:
+                node = node.setdefault(section, {})
+            node[key] = yaml.safe_load(text)
+    return values
+
+
+def _merge(base: dict[str, Any], over: Mapping[str, Any]) -> None:
+    for key, value in over.items():
+        if isinstance(value, Mapping) and isinstance(base.get(key), dict):
+            _merge(base[key], value)
+        else:
+            base[key] = dict(value) if isinstance(value, Mapping) else value
+
+
+def _first_problem(error: ValidationError) -> str:
+    problem = error.errors()[0]
+    field = ".".join(str(part) for part in problem["loc"])
+    if problem["type"] == "extra_forbidden":
+        return f"{field}: unknown key"
+    message = problem["msg"].removeprefix("Value error, ")
+    return f"{field}: got {problem['input']!r}; {message[0].lower()}{message[1:]}"
+
+
+def _allowed(model: type[BaseModel], field: str) -> str:
+    """Describe a field's range from its own declaration, so that errors and docs agree."""
+    info = model.model_json_schema()["properties"][field]
+    options = info.get("anyOf", [info])
+    info = {**info, **options[0]}
+    if "enum" in info:
+        return ", ".join(str(value) for value in info["enum"])
+    kind = {"integer": "integer", "number": "finite number", "boolean": "true or false"}
+    words = kind.get(info.get("type", ""), info.get("type", "value"))
+    low, high = info.get("minimum"), info.get("maximum")
+    over = info.get("exclusiveMinimum")
+    if over is not None:
+        words += f" greater than {over:g}" if isinstance(over, float) else f" greater than {over}"
+    if low is not None:
+        words += f" from {low}"
+    if high is not None:
+        words += f" up to {high}" if low is not None or over is not None else f" at most {high}"
+    return words
+
+
+SectionT = Any
+
+
+def _validate_request(model: type[SectionT], values: Mapping[str, Any]) -> SectionT:
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        field = str(problem["loc"][0])
+        if problem["type"] == "extra_forbidden":
+            names = ", ".join(model.model_fields)
+            raise InvalidRequestError(field, "unknown setting", names) from error
+        allowed = _allowed(model, field)
+        if problem["type"] == "value_error":
+            allowed = f"{allowed}; {problem['msg'].removeprefix('Value error, ')}"
+        raise InvalidRequestError(field, f"got {problem['input']!r}", allowed) from error
