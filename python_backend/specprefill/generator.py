@@ -54,6 +54,7 @@ class Generator:
         prompt_length: int,
         sampling: SamplingSettings,
         stop_strings: Sequence[str] = (),
+        bad_words: Sequence[str] = (),
         end_id: int | None = None,
     ) -> Iterator[TextPiece]:
         """Continue a prompt; the request is queued before this returns.
@@ -65,6 +66,7 @@ class Generator:
             prompt_length: M.
             sampling: how tokens are chosen, and how many.
             stop_strings: the answer ends before the first of these.
+            bad_words: words that are never generated.
             end_id: stop token to use in place of the model's own.
 
         Returns:
@@ -76,10 +78,26 @@ class Generator:
         """
         stop_ids = self._stop_token_ids if end_id is None else frozenset((end_id,))
         request = GenerationRequest(
-            request_id, token_ids, position_ids, prompt_length, sampling, stop_ids
+            request_id,
+            token_ids,
+            position_ids,
+            prompt_length,
+            sampling,
+            stop_ids,
+            self._bad_token_sequences(bad_words),
         )
         steps = self._target.submit(request)
         return self._pieces(steps, stop_strings)
+
+    def decode(self, token_ids: npt.NDArray[np.int32]) -> str:
+        """Return the text of token ids, int32 [n], without special tokens."""
+        return str(self._tokenizer.decode(token_ids, skip_special_tokens=True))
+
+    def _bad_token_sequences(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        # A word has other tokens at the start of a text than behind a space.
+        spellings = {spelling for word in words if word for spelling in (word, f" {word}")}
+        encoded = (self._tokenizer(s, add_special_tokens=False).input_ids for s in spellings)
+        return tuple(sorted({tuple(ids) for ids in encoded if ids}))
 
     def _pieces(self, steps: Iterator[Any], stop_strings: Sequence[str]) -> Iterator[TextPiece]:
         stream = TextStream(self._tokenizer, stop_strings)

@@ -186,6 +186,12 @@ class ServerSettings(_Section):
     http_port: int = Field(8000, ge=0, le=65535, description="0 takes a free port.")
     grpc_port: int = Field(8001, ge=0, le=65535, description="0 takes a free port.")
     metrics_port: int = Field(8002, ge=0, le=65535, description="0 takes a free port.")
+    startup_seconds: float = Field(
+        120, gt=0, description="How long the models may take to load before the start fails."
+    )
+    exclude_input_in_output: bool = Field(
+        True, description="Leave the prompt out of unstreamed answers unless a request asks for it."
+    )
 
 
 class Settings(_Section):

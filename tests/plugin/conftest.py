@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -79,10 +80,10 @@ def plugin_library(cuda_build: CudaBuild) -> Path:
 
 
 @pytest.fixture(scope="session")
-def tensorrt_headers(plugin_library: Path) -> Path:
-    cache = (plugin_library.parent / "CMakeCache.txt").read_text()
-    entry = next(line for line in cache.splitlines() if line.startswith("TENSORRT_HEADERS:"))
-    return Path(entry.partition("=")[2])
+def tensorrt_headers(cuda_build: CudaBuild, plugin_library: Path) -> Path:
+    named = re.search(r"-- Headers of TensorRT \d+: (.+)", cuda_build.log)
+    assert named, plugin_library
+    return Path(named[1])
 
 
 @pytest.fixture(scope="session")

@@ -8,16 +8,15 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import GPTNeoXConfig, LlamaConfig, PhiConfig
-from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXRotaryEmbedding
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
-from transformers.models.phi.modeling_phi import PhiRotaryEmbedding
-
 from specprefill.errors import EngineError
 from specprefill.explicit_rotary.cos_sin_table import (
     build_cos_sin_table,
     table_from_inverse_frequencies,
 )
+from transformers import GPTNeoXConfig, LlamaConfig, PhiConfig
+from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXRotaryEmbedding
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+from transformers.models.phi.modeling_phi import PhiRotaryEmbedding
 
 SameBits = Callable[[torch.Tensor, torch.Tensor], None]
 
@@ -143,7 +142,7 @@ def test_other_rope_types_are_refused_by_name(rope_type: str) -> None:
 def test_parameters_per_kind_of_layer_are_refused() -> None:
     from transformers import Gemma3TextConfig
 
-    with pytest.raises(EngineError, match="per kind of layer.*sliding_attention"):
+    with pytest.raises(EngineError, match=r"per kind of layer.*sliding_attention"):
         build_cos_sin_table(Gemma3TextConfig(num_hidden_layers=2))
 
 

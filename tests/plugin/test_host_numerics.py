@@ -14,19 +14,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx.reference import ReferenceEvaluator
-from transformers import LlamaConfig
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
-
 from specprefill.errors import EngineError
 from specprefill.explicit_rotary.cos_sin_table import build_cos_sin_table
 from specprefill.explicit_rotary.host_reference import rotate_on_device, rotate_on_host
 from specprefill.explicit_rotary.libraries import RotaryArguments
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
 SameBits = Callable[[torch.Tensor, torch.Tensor], None]
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 MAX_POSITION = 2048
-# (q heads, kv heads, head size, rotary dim): the second and the last three are not multiples of a pack.
+# (q heads, kv heads, head size, rotary dim); the second and the last three do not fill packs.
 GEOMETRIES = [
     (4, 4, 64, 64),
     (9, 3, 20, 20),
@@ -360,19 +359,20 @@ def test_wrapper_refuses_tensors_that_do_not_fit(host_library: Path) -> None:
     table = torch.zeros(10, 8)
     rotate_on_host(qkv, positions, table, 2, 1, host_library)
     refused = [
-        (qkv.double(), positions, table, 2, 1),
-        (qkv, positions.long(), table, 2, 1),
-        (qkv, positions[:2], table, 2, 1),
-        (qkv, positions, table.half(), 2, 1),
-        (qkv, positions, table[0], 2, 1),
-        (qkv, positions, table, 5, 1),
-        (qkv, positions, table, 0, 1),
-        (qkv, positions, torch.zeros(10, 10), 2, 1),
-        (torch.zeros(32, 3).T, positions, table, 2, 1),
-        (qkv.to("meta"), positions, table, 2, 1),
+        ("qkv has type", (qkv.double(), positions, table, 2, 1)),
+        ("position_ids is torch.int64", (qkv, positions.long(), table, 2, 1)),
+        ("position_ids is .* expected torch.int32", (qkv, positions[:2], table, 2, 1)),
+        ("cos_sin is torch.float16", (qkv, positions, table.half(), 2, 1)),
+        ("cos_sin has shape", (qkv, positions, table[0], 2, 1)),
+        ("qkv has shape", (qkv, positions, table, 5, 1)),
+        ("qkv has shape", (qkv, positions, table, 0, 1)),
+        ("rotary_dim", (qkv, positions, torch.zeros(10, 10), 2, 1)),
+        ("must be contiguous", (torch.zeros(32, 3).T, positions, table, 2, 1)),
+        ("needs the CPU", (qkv.to("meta"), positions, table, 2, 1)),
+        ("position_ids is on meta", (qkv, positions.to("meta"), table, 2, 1)),
     ]
-    for arguments in refused:
-        with pytest.raises(ValueError, match="."):
+    for message, arguments in refused:
+        with pytest.raises(ValueError, match=message):
             rotate_on_host(*arguments, host_library)
     with pytest.raises(ValueError, match="needs a CUDA device"):
         rotate_on_device(qkv, positions, table, 2, 1)

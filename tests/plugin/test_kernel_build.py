@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-
 from specprefill.explicit_rotary.libraries import RotaryArguments
 
 ARCHITECTURES = ("80", "86", "89", "90", "100", "120")

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-
 from specprefill.explicit_rotary.host_reference import rotate_on_device, rotate_on_host
 
 pytestmark = pytest.mark.skipif(
@@ -50,8 +49,8 @@ def test_equals_the_host_reference(
 ) -> None:
     case = random_case(geometry, dtype, tokens)
     expected = rotate_on_host(*case, geometry[0], geometry[1], host_library)
-    on_device = [tensor.cuda() for tensor in case]
-    actual = rotate_on_device(*on_device, geometry[0], geometry[1], kernel_library)
+    qkv, positions, table = (tensor.cuda() for tensor in case)
+    actual = rotate_on_device(qkv, positions, table, geometry[0], geometry[1], kernel_library)
     assert_same_bits(actual.cpu(), expected)
 
 

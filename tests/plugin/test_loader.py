@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The loader, in fresh processes, with libraries that only count their calls and with the real one."""
+"""The loader, in fresh processes, with libraries that only count calls and with the real one."""
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -53,6 +54,9 @@ class Sandbox:
         import specprefill
 
         package_root = Path(specprefill.__file__).resolve().parents[1]
+        inherited = {
+            name: value for name, value in os.environ.items() if name != "SPECPREFILL_PLUGIN_PATH"
+        }
         preamble = (
             "from specprefill.errors import EngineError\n"
             "from specprefill.explicit_rotary.loader import load_plugin\n"
@@ -62,7 +66,7 @@ class Sandbox:
             capture_output=True,
             text=True,
             check=False,
-            env={"PYTHONPATH": f"{self.folder}:{package_root}", **environment},
+            env=inherited | {"PYTHONPATH": f"{self.folder}:{package_root}"} | environment,
         )
 
     def error(self, code: str = LOAD_ONCE, **environment: str) -> str:

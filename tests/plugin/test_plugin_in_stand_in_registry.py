@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The compiled plugin, driven by a stand-in for TensorRT's registry; no GPU, no TensorRT library."""
+"""The compiled plugin, driven by a stand-in for TensorRT's registry; needs no GPU."""
 
 from __future__ import annotations
 
 import ctypes
 import itertools
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -44,6 +44,10 @@ def tensor(dtype: int, *sizes: int, layout: int = LINEAR) -> Tensor:
     return Tensor(dtype, layout, len(sizes), (ctypes.c_int64 * 4)(*sizes))
 
 
+def texts(names: ctypes.Array[ctypes.c_char_p], count: int) -> list[str]:
+    return [str(name, "ascii") for name in list(names)[:count] if name]
+
+
 def good_tensors(tokens: int = 5, dtype: int = HALF) -> list[Tensor]:
     return [
         tensor(dtype, tokens, WIDTH),
@@ -65,7 +69,7 @@ class StandIn:
         library.stand_in_timing_cache_id.restype = ctypes.c_char_p
 
     def create_from(
-        self, fields: list[tuple[str | None, int]], phase: int = BUILD_PHASE, **changes: object
+        self, fields: Sequence[tuple[str | None, int]], phase: int = BUILD_PHASE, **changes: object
     ) -> int | None:
         count = len(fields)
         types = changes.get("types", [INT32_FIELD] * count)
@@ -102,7 +106,7 @@ class StandIn:
         names = (ctypes.c_char_p * 16)()
         values = (ctypes.c_int32 * 16)()
         count = self.call("serialised_fields", plugin, names, values)
-        return {names[index].decode(): values[index] for index in range(count)}
+        return dict(zip(texts(names, count), values, strict=False))
 
 
 @pytest.fixture(scope="module")
@@ -179,7 +183,7 @@ def test_field_names(stand_in: StandIn) -> None:
     types = (ctypes.c_int32 * 16)()
     lengths = (ctypes.c_int32 * 16)()
     count = stand_in.library.stand_in_field_names(NAMESPACE, names, types, lengths)
-    assert [names[index].decode() for index in range(count)] == list(FIELDS)
+    assert texts(names, count) == list(FIELDS)
     assert list(types[:count]) == [INT32_FIELD] * count
     assert list(lengths[:count]) == [1] * count
 

@@ -234,7 +234,11 @@ int32_t ExplicitRotaryPlugin::getOutputDataTypes(DataType* output_types, int32_t
 int32_t ExplicitRotaryPlugin::getOutputShapes(nvinfer1::DimsExprs const* inputs,
     int32_t input_count, nvinfer1::DimsExprs const*, int32_t shape_input_count,
     nvinfer1::DimsExprs* outputs, int32_t output_count, nvinfer1::IExprBuilder&) noexcept {
-    if (!counts_match(input_count, output_count) || shape_input_count != 0) {
+    if (!counts_match(input_count, output_count)) {
+        return failure;
+    }
+    if (shape_input_count != 0) {
+        log_error("%d shape inputs, expected none", shape_input_count);
         return failure;
     }
     if (inputs[qkv_index].nbDims != 2 || inputs[position_ids_index].nbDims != 1

@@ -64,7 +64,7 @@ def table_from_inverse_frequencies(
         )
     if inverse_frequencies.dim() != 1 or inverse_frequencies.dtype != torch.float32:
         raise ValueError("inverse_frequencies must be a float32 vector")
-    # In float64 the angles near position 4095 would differ from the model's by 5e-4.
+    # The angle is rounded to float32 because the model rounds it; float64 cosines differ by 1e-4.
     positions = torch.arange(max_position, dtype=torch.float32)
     angles = positions[:, None] * inverse_frequencies.cpu()
     return torch.cat((angles.cos() * attention_scaling, angles.sin() * attention_scaling), dim=-1)
@@ -116,4 +116,5 @@ def _default_inverse_frequencies(config: PreTrainedConfig) -> torch.Tensor:
     )
     rotary_dim = int(head_size * parameters.get("partial_rotary_factor", 1.0))
     exponents = torch.arange(0, rotary_dim, 2, dtype=torch.float32) / rotary_dim
-    return 1.0 / (parameters["rope_theta"] ** exponents)
+    inverse_frequencies: torch.Tensor = 1.0 / (parameters["rope_theta"] ** exponents)
+    return inverse_frequencies

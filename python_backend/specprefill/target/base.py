@@ -33,6 +33,7 @@ class GenerationRequest:
         prompt_length: M; the first generated token's position.
         sampling: how tokens are chosen, and how many.
         stop_token_ids: tokens that end the generation; they are not part of it.
+        bad_token_sequences: sequences of tokens that are never completed.
     """
 
     request_id: str
@@ -41,6 +42,7 @@ class GenerationRequest:
     prompt_length: int
     sampling: SamplingSettings
     stop_token_ids: frozenset[int]
+    bad_token_sequences: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,6 +69,13 @@ class Sequence:
         )
         if len(self._generated) < settings.min_tokens and self.request.stop_token_ids:
             adjusted = sampling.forbid(adjusted, self.request.stop_token_ids)
+        completing = [
+            bad[-1]
+            for bad in self.request.bad_token_sequences
+            if tuple(self._generated[len(self._generated) - len(bad) + 1 :]) == bad[:-1]
+        ]
+        if completing:
+            adjusted = sampling.forbid(adjusted, completing)
         token = sampling.choose(adjusted, settings, self._generator)
         queue_ms = prefill_ms = 0.0
         if not self._generated:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -77,7 +79,7 @@ def windowed_attention(
 ) -> torch.Tensor:
     """Causal attention to the first `sinks` tokens and to the last `window` tokens only.
 
-    Linear in L: each block of queries reads the sinks and its own window.
+    Linear in n: each block of queries reads the sinks and its own window.
 
     Args:
         query: [heads, n, d], the last n of L tokens.
@@ -90,54 +92,68 @@ def windowed_attention(
     Returns:
         [heads, n, d].
     """
+    n = query.shape[1]
+    past = keys.shape[1] - n
+    # Rows that see every token before them need no window.
+    full = min(n, max(0, window + sinks - past))
+    outputs = []
+    if full:
+        end = past + full
+        outputs.append(causal_attention(query[:, :full], keys[:, :end], values[:, :end], scaling))
+    whole = (n - full) // _LOCAL_BLOCK * _LOCAL_BLOCK
+    for start, end in ((full, full + whole), (full + whole, n)):
+        if start < end:
+            seen = past + end
+            outputs.append(
+                _window_blocks(
+                    query[:, start:end], keys[:, :seen], values[:, :seen], scaling, window, sinks
+                )
+            )
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
+
+
+def _window_blocks(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    scaling: float,
+    window: int,
+    sinks: int,
+) -> torch.Tensor:
+    """Attend in blocks of queries, all in one batch; every window starts behind the sinks.
+
+    Args and result as `windowed_attention`; n is at most, or a multiple of, the block size.
+    """
     heads, n, head_dim = query.shape
     kv_heads, length, _ = keys.shape
-    past = length - n
-    if length <= window + sinks:
-        return causal_attention(query, keys, values, scaling)
     group = heads // kv_heads
-    out = torch.empty_like(query)
-    mask: torch.Tensor | None = None
-    mask_key: tuple[int, int, int] | None = None
-    for start in range(0, n, _LOCAL_BLOCK):
-        end = min(n, start + _LOCAL_BLOCK)
-        first = max(0, past + start - window + 1)  # earliest key inside the block's windows
-        if first <= sinks:
-            block_keys, block_values = keys[:, : past + end], values[:, : past + end]
-            sink_columns, first = 0, 0
-        else:
-            block_keys = torch.cat((keys[:, :sinks], keys[:, first : past + end]), dim=1)
-            block_values = torch.cat((values[:, :sinks], values[:, first : past + end]), dim=1)
-            sink_columns = sinks
-        # Interior blocks all have the same mask, so it is built once for them.
-        key = (end - start, past + start - first, sink_columns)
-        if mask is None or key != mask_key:
-            mask_key = key
-            mask = _window_mask(
-                end - start, past + start - first, window, sinks, sink_columns, group, query
-            )
-        rows = query[:, start:end].reshape(1, kv_heads, group * (end - start), head_dim)
-        block = scaled_dot_product_attention(
-            rows, block_keys[None], block_values[None], attn_mask=mask, scale=scaling
-        )
-        out[:, start:end] = block.reshape(heads, end - start, head_dim)
-    return out
+    block = min(n, _LOCAL_BLOCK)
+    blocks = n // block
+    columns = window - 1 + block
+    first = length - n - window + 1  # earliest key inside the first block's windows
+
+    def gather(tensor: torch.Tensor) -> torch.Tensor:  # -> [blocks, kv_heads, sinks+columns, d]
+        windows = tensor[:, first:].unfold(1, columns, block)  # [kv_heads, blocks, d, columns]
+        begin = tensor[None, :, :sinks].expand(blocks, -1, -1, -1)
+        return torch.cat((begin, windows.permute(1, 0, 3, 2)), dim=2)
+
+    rows = query.reshape(kv_heads, group, blocks, block, head_dim)
+    rows = rows.permute(2, 0, 1, 3, 4).reshape(blocks, kv_heads, group * block, head_dim)
+    mask = _window_mask(block, window, sinks, group, query.dtype, query.device)
+    out = scaled_dot_product_attention(
+        rows, gather(keys), gather(values), attn_mask=mask, scale=scaling
+    )
+    out = out.reshape(blocks, kv_heads, group, block, head_dim).permute(1, 2, 0, 3, 4)
+    return out.reshape(heads, n, head_dim)
 
 
+@lru_cache(maxsize=16)
 def _window_mask(
-    n: int, offset: int, window: int, sinks: int, sink_columns: int, group: int, like: torch.Tensor
+    block: int, window: int, sinks: int, group: int, dtype: torch.dtype, device: torch.device
 ) -> torch.Tensor:
-    """Build an additive mask [group * n, sink_columns + offset + n] for one block of queries.
-
-    `offset` is the number of non-sink columns before the block's first query. Without separate
-    sink columns the columns start at token 0, where the first `sinks` are visible to all.
-    """
-    row = torch.arange(n, device=like.device)[:, None] + offset
-    column = torch.arange(offset + n, device=like.device)[None]
-    visible = (column <= row) & (column > row - window)
-    if sink_columns:
-        visible = torch.cat((visible.new_ones(n, sink_columns), visible), dim=1)
-    else:
-        visible |= (column <= row) & (column < sinks)
-    mask = torch.zeros(visible.shape, dtype=like.dtype, device=like.device)
+    """Build the additive mask [group * block, sinks + window - 1 + block] of any block."""
+    row = torch.arange(block, device=device)[:, None]
+    column = torch.arange(-sinks, window - 1 + block, device=device)[None]
+    visible = (column < 0) | ((column >= row) & (column < row + window))
+    mask = torch.zeros(visible.shape, dtype=dtype, device=device)
     return mask.masked_fill_(~visible, float("-inf")).repeat(group, 1)

@@ -1,0 +1,347 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finds a tritonserver, starts it on the model repository, and stops it without leaving a trace."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib.util
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from specprefill.embedded_model import resolve_model
+from specprefill.errors import ConfigurationError
+from specprefill.settings import CONFIG_VARIABLE, ServerSettings, Settings, dump_settings
+
+MODELS = ("preprocessing", "draft", "target", "specprefill", "ensemble")
+_SHARED_MEMORY = Path("/dev/shm")
+_SHM_PREFIX = "specprefill_"
+_STOP_SECONDS = 20
+_PR_SET_PDEATHSIG = 1
+
+
+def default_model_repository() -> Path:
+    """Return the model repository that belongs to this source tree."""
+    named = os.environ.get("SPECPREFILL_MODEL_REPOSITORY")
+    if named:
+        return Path(named)
+    return Path(__file__).resolve().parents[2] / "model_repository"
+
+
+@dataclass(frozen=True, slots=True)
+class Installation:
+    """A tritonserver binary and what it needs to run Python models in this interpreter.
+
+    Attributes:
+        binary: the tritonserver executable.
+        arguments: command-line arguments that point it at its parts.
+        library_path: folders for LD_LIBRARY_PATH.
+    """
+
+    binary: Path
+    arguments: tuple[str, ...]
+    library_path: tuple[str, ...]
+
+
+class TritonServer:
+    """One tritonserver process group.
+
+    Attributes:
+        settings: with the ports that were really taken.
+        log_path: the server's log while it runs.
+    """
+
+    def __init__(self, settings: Settings, model_repository: Path | None = None) -> None:
+        """Prepare; nothing runs before `start`."""
+        self.settings = settings
+        self._repository = model_repository or default_model_repository()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._workspace: tempfile.TemporaryDirectory[str] | None = None
+
+    @property
+    def http_url(self) -> str:
+        """Host and port for HTTP clients."""
+        return f"{self.settings.server.host}:{self.settings.server.http_port}"
+
+    @property
+    def grpc_url(self) -> str:
+        """Host and port for gRPC clients."""
+        return f"{self.settings.server.host}:{self.settings.server.grpc_port}"
+
+    @property
+    def metrics_url(self) -> str:
+        """URL of the metrics page."""
+        return f"http://{self.settings.server.host}:{self.settings.server.metrics_port}/metrics"
+
+    @property
+    def log_path(self) -> Path:
+        """The server's log."""
+        assert self._workspace is not None
+        return Path(self._workspace.name) / "triton.log"
+
+    @property
+    def pid(self) -> int:
+        """Process id of tritonserver, which is also its process group."""
+        assert self._process is not None
+        return self._process.pid
+
+    def start(self, progress: Callable[[str], None] = lambda _: None) -> None:
+        """Start the server and wait until every model answers its readiness check.
+
+        Args:
+            progress: told what is being waited for.
+
+        Raises:
+            ConfigurationError: a port is in use, a model cannot be loaded, or no tritonserver was
+                found; names the cause.
+        """
+        if not self._repository.is_dir():
+            raise ConfigurationError(f"model repository {self._repository} does not exist")
+        self.settings = _with_model_folders(_with_free_ports(self.settings), progress)
+        remove_stale_shared_memory()
+        self._workspace = tempfile.TemporaryDirectory(prefix="specprefill-")
+        try:
+            workspace = Path(self._workspace.name)
+            config = workspace / "settings.yaml"
+            dump_settings(self.settings, config)
+            progress("starting tritonserver")
+            installation = find_installation(workspace)
+            self._process = self._spawn(installation, config)
+            self._wait_ready(progress)
+        except BaseException:
+            self.stop()
+            raise
+
+    def _spawn(self, installation: Installation, config: Path) -> subprocess.Popen[bytes]:
+        server = self.settings.server
+        command = [
+            str(installation.binary),
+            f"--model-repository={self._repository}",
+            "--model-control-mode=explicit",
+            *(f"--load-model={model}" for model in MODELS),
+            "--disable-auto-complete-config",
+            f"--http-address={server.host}",
+            f"--http-port={server.http_port}",
+            f"--grpc-address={server.host}",
+            f"--grpc-port={server.grpc_port}",
+            f"--metrics-address={server.host}",
+            f"--metrics-port={server.metrics_port}",
+            f"--backend-config=python,shm-region-prefix-name={_SHM_PREFIX}{os.getpid()}_",
+            f"--exit-timeout-secs={_STOP_SECONDS - 5}",
+            *installation.arguments,
+        ]
+        environment = {
+            **os.environ,
+            CONFIG_VARIABLE: str(config),
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
+            "LD_LIBRARY_PATH": os.pathsep.join(
+                (*installation.library_path, os.environ.get("LD_LIBRARY_PATH", ""))
+            ).strip(os.pathsep),
+            # A model's loading bar in a log file is noise.
+            "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+            "HF_HUB_OFFLINE": "1",
+            "TOKENIZERS_PARALLELISM": "false",
+        }
+        with self.log_path.open("wb") as log:
+            return subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                start_new_session=True,
+                preexec_fn=_die_with_parent,
+            )
+
+    def _wait_ready(self, progress: Callable[[str], None]) -> None:
+        assert self._process is not None
+        deadline = time.monotonic() + self.settings.server.startup_seconds
+        waiting = list(MODELS)
+        while waiting:
+            if self._process.poll() is not None:
+                raise ConfigurationError(self._explain_exit())
+            if time.monotonic() > deadline:
+                raise ConfigurationError(
+                    f"the server was not ready after {self.settings.server.startup_seconds:g} s; "
+                    f"still loading: {', '.join(waiting)}"
+                )
+            if self._model_ready(waiting[0]):
+                waiting.pop(0)
+                if waiting:
+                    progress(f"loading {waiting[0]}")
+            else:
+                time.sleep(0.1)
+
+    def _model_ready(self, model: str) -> bool:
+        url = f"http://{self.http_url}/v2/models/{model}/ready"
+        try:
+            with urllib.request.urlopen(url, timeout=2) as response:
+                return bool(response.status == 200)
+        except (urllib.error.URLError, OSError):
+            return False
+
+    def _explain_exit(self) -> str:
+        log = self.log_path.read_text(errors="replace")
+        own = re.search(r"ConfigurationError: (.+)", log)
+        if own:
+            return own.group(1).strip()
+        tail = [line for line in log.splitlines() if line.startswith("E")] or log.splitlines()
+        return "tritonserver ended while starting:\n" + "\n".join(tail[-8:])
+
+    def wait(self) -> int:
+        """Wait until the server ends by itself; return its exit status."""
+        assert self._process is not None
+        return self._process.wait()
+
+    def is_alive(self) -> bool:
+        """Tell whether the server's process runs."""
+        return self._process is not None and self._process.poll() is None
+
+    def stop(self) -> None:
+        """End the server and everything it started; safe to call twice."""
+        if self._process is not None:
+            group = self._process.pid
+            if self._process.poll() is None:
+                self._process.send_signal(signal.SIGTERM)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._process.wait(_STOP_SECONDS)
+            # Python processes outlive a server that was killed, each holding its model.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(group, signal.SIGKILL)
+            self._process.wait()
+            self._process = None
+        remove_shared_memory(f"{_SHM_PREFIX}{os.getpid()}_")
+        if self._workspace is not None:
+            self._workspace.cleanup()
+            self._workspace = None
+
+    def __enter__(self) -> TritonServer:
+        """Start the server."""
+        self.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Stop the server."""
+        self.stop()
+
+
+def find_installation(workspace: Path) -> Installation:
+    """Find a tritonserver: the one on PATH, else the one in the wheel nvidia-pytriton.
+
+    Args:
+        workspace: folder in which the wheel's Python backend is put together.
+
+    Raises:
+        ConfigurationError: there is neither.
+    """
+    on_path = shutil.which("tritonserver")
+    if on_path:
+        return Installation(Path(on_path), (), ())
+    spec = importlib.util.find_spec("pytriton")
+    if spec is None or spec.origin is None:
+        raise ConfigurationError(
+            "no tritonserver on PATH and the wheel nvidia-pytriton is not installed; "
+            "run: pip install 'specprefill-triton[server]'"
+        )
+    package = Path(spec.origin).parent
+    bundled = package / "tritonserver"
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    stub = bundled / "python_backend_stubs" / version / "triton_python_backend_stub"
+    if not stub.exists():
+        raise ConfigurationError(f"nvidia-pytriton has no Python backend for Python {version}")
+    # The wheel keeps one stub per Python version; the backend wants one beside its library.
+    backend = workspace / "backends" / "python"
+    backend.mkdir(parents=True)
+    for name in ("libtriton_python.so", "triton_python_backend_utils.py"):
+        (backend / name).symlink_to(bundled / "backends" / "python" / name)
+    (backend / stub.name).symlink_to(stub)
+    libraries = package.parent / "nvidia_pytriton.libs"
+    # Without the interpreter's own library folder the stub takes the system's libpython, whose
+    # extension modules may not fit this interpreter's.
+    interpreter = sysconfig.get_config_var("LIBDIR")
+    return Installation(
+        bundled / "bin" / "tritonserver",
+        (
+            f"--backend-directory={workspace / 'backends'}",
+            f"--cache-directory={bundled / 'caches'}",
+        ),
+        (str(libraries), str(interpreter)),
+    )
+
+
+def remove_shared_memory(prefix: str) -> None:
+    """Remove shared-memory regions that a server left behind."""
+    if _SHARED_MEMORY.is_dir():
+        for region in _SHARED_MEMORY.glob(f"{prefix}*"):
+            with contextlib.suppress(FileNotFoundError, PermissionError):
+                region.unlink()
+
+
+def remove_stale_shared_memory() -> None:
+    """Remove the regions of servers whose launcher no longer lives."""
+    for prefix in {_owner(region) for region in _SHARED_MEMORY.glob(f"{_SHM_PREFIX}*_*")}:
+        if prefix is not None and not Path(f"/proc/{prefix}").exists():
+            remove_shared_memory(f"{_SHM_PREFIX}{prefix}_")
+
+
+def _owner(region: Path) -> int | None:
+    found = re.match(rf"{_SHM_PREFIX}(\d+)_", region.name)
+    return int(found.group(1)) if found else None
+
+
+def _with_model_folders(settings: Settings, progress: Callable[[str], None]) -> Settings:
+    """Resolve model folders once, so that no step unpacks or checks the embedded model again."""
+    values = settings.model_dump()
+    for section in ("target", "draft"):
+        folder = resolve_model(values[section]["model"], progress)
+        if not folder.is_dir():
+            raise ConfigurationError(f"{section}.model: folder {folder} does not exist")
+        values[section]["model"] = str(folder.resolve())
+    return Settings.model_validate(values)
+
+
+def _with_free_ports(settings: Settings) -> Settings:
+    """Replace ports of 0 by free ones and refuse ports that are taken."""
+    server = settings.server
+    ports: dict[str, int] = {}
+    with contextlib.ExitStack() as held:  # held together, so that no port is given out twice
+        for field in ("http_port", "grpc_port", "metrics_port"):
+            ports[field] = held.enter_context(_bound(server, field))
+    return settings.model_copy(update={"server": server.model_copy(update=ports)})
+
+
+@contextlib.contextmanager
+def _bound(server: ServerSettings, field: str) -> Iterator[int]:
+    port = getattr(server, field)
+    with socket.socket(_family(server.host), socket.SOCK_STREAM) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((server.host, port))
+        except OSError as error:
+            raise ConfigurationError(
+                f"server.{field}: {server.host}:{port} cannot be bound: {error.strerror}; "
+                "choose another port, or 0 for a free one"
+            ) from error
+        yield int(listener.getsockname()[1])
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+def _die_with_parent() -> None:
+    """Ask the kernel to end the server when its launcher is killed."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Triton models: three steps and two entries over them."""
