@@ -3,19 +3,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
+import numpy as np
 
-import torch
-
-from specprefill.draft.torch_draft import TorchDraft
+from specprefill.draft.base import DraftEngine
 from specprefill.embedded_model import resolve_model
 from specprefill.generator import Generator
-from specprefill.prompt import PromptEncoder, check_same_tokenizer, load_tokenizer
+from specprefill.model_folder import read_config
+from specprefill.prompt import Prompt, PromptEncoder, check_same_tokenizer, load_tokenizer
 from specprefill.settings import Settings
 from specprefill.speculator import Speculator
-from specprefill.target.torch_target import TorchTarget
-from specprefill.torch_engine.causal_lm import read_config
+from specprefill.target.base import TargetEngine
+
+# Enough tokens to run every kernel once before the first request waits for it.
+_WARM_UP_TOKENS = 256
 
 
 def make_prompt_encoder(settings: Settings) -> PromptEncoder:
@@ -24,7 +24,7 @@ def make_prompt_encoder(settings: Settings) -> PromptEncoder:
     Raises:
         ConfigurationError: a model folder is missing, or the tokenizers differ.
     """
-    target, draft = model_folders(settings)
+    target, draft = resolve_model(settings.target.model), resolve_model(settings.draft.model)
     tokenizer = load_tokenizer(target, settings.trust_remote_code)
     if draft != target:
         check_same_tokenizer(load_tokenizer(draft, settings.trust_remote_code), tokenizer)
@@ -34,37 +34,44 @@ def make_prompt_encoder(settings: Settings) -> PromptEncoder:
 
 def make_speculator(settings: Settings) -> Speculator:
     """Load the draft and build the second step; raises ConfigurationError."""
-    _set_threads(settings)
-    _, draft = model_folders(settings)
-    engine = TorchDraft(draft, settings.draft, settings.trust_remote_code)
-    return Speculator(engine, settings.draft.score_layers)
+    speculator = Speculator(_make_draft(settings), settings.draft.score_layers)
+    prompt = Prompt(np.arange(_WARM_UP_TOKENS, dtype=np.int32))
+    speculator.speculate(
+        prompt, settings.selection.for_request({"keep_rate": 0.5, "min_prompt_tokens": 0})
+    )
+    return speculator
 
 
-def make_generator(settings: Settings) -> tuple[Generator, TorchTarget]:
+def make_generator(settings: Settings) -> tuple[Generator, TargetEngine]:
     """Load the target and build the third step; raises ConfigurationError."""
+    tokenizer = load_tokenizer(resolve_model(settings.target.model), settings.trust_remote_code)
+    engine = _make_target(settings)
+    generator = Generator(engine, tokenizer)
+    ids = np.arange(_WARM_UP_TOKENS, dtype=np.int32)
+    sampling = settings.sampling.for_request({"max_tokens": 2})
+    for _ in generator.generate("warm-up", ids, ids, _WARM_UP_TOKENS, sampling):
+        pass
+    return generator, engine
+
+
+def _make_draft(settings: Settings) -> DraftEngine:
+    from specprefill.draft.torch_draft import TorchDraft
+
     _set_threads(settings)
-    target, _ = model_folders(settings)
-    tokenizer = load_tokenizer(target, settings.trust_remote_code)
-    engine = TorchTarget(target, settings.target, settings.trust_remote_code)
-    return Generator(engine, tokenizer, engine.stop_token_ids), engine
+    folder = resolve_model(settings.draft.model)
+    return TorchDraft(folder, settings.draft, settings.trust_remote_code)
 
 
-def model_folders(settings: Settings) -> tuple[Path, Path]:
-    """Return the folders of target and draft, unpacking the embedded model if need be."""
-    return resolve_model(settings.target.model), resolve_model(settings.draft.model)
+def _make_target(settings: Settings) -> TargetEngine:
+    from specprefill.target.torch_target import TorchTarget
+
+    _set_threads(settings)
+    folder = resolve_model(settings.target.model)
+    return TorchTarget(folder, settings.target, settings.trust_remote_code)
 
 
 def _set_threads(settings: Settings) -> None:
+    import torch
+
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
-
-
-def describe_device(settings: Settings) -> dict[str, Any]:
-    """Return what the engines run on, for banners and reports."""
-    from specprefill.torch_engine.processor import resolve_dtype
-
-    return {
-        "target": f"{settings.target.device} {resolve_dtype(settings.target.dtype, settings.target.device)}",
-        "draft": f"{settings.draft.device} {resolve_dtype(settings.draft.dtype, settings.draft.device)}",
-        "threads": settings.threads or torch.get_num_threads(),
-    }

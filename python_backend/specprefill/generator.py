@@ -40,11 +40,10 @@ class TextPiece:
 class Generator:
     """Runs requests on the target and turns their tokens into text."""
 
-    def __init__(self, target: TargetEngine, tokenizer: Any, stop_token_ids: frozenset[int]) -> None:
-        """Use a target engine, a fast tokenizer and the model's own stop tokens."""
+    def __init__(self, target: TargetEngine, tokenizer: Any) -> None:
+        """Use a target engine and its fast tokenizer."""
         self._target = target
         self._tokenizer = tokenizer
-        self._stop_token_ids = stop_token_ids
 
     def generate(
         self,
@@ -76,7 +75,7 @@ class Generator:
         Raises:
             SpecPrefillError: as `TargetEngine.submit`.
         """
-        stop_ids = self._stop_token_ids if end_id is None else frozenset((end_id,))
+        stop_ids = self._target.stop_token_ids if end_id is None else frozenset((end_id,))
         request = GenerationRequest(
             request_id,
             token_ids,

@@ -84,7 +84,9 @@ class Pipeline:
         """Return a whole answer; arguments as for `start`."""
         return "".join(piece.text for piece in self.start(text, **options).pieces)
 
-    def time_to_first_token(self, text: str | None = None, **options: Any) -> tuple[float, Generation]:
+    def time_to_first_token(
+        self, text: str | None = None, **options: Any
+    ) -> tuple[float, Generation]:
         """Return the seconds from call to first token, and the generation to go on with."""
         started = time.perf_counter()
         generation = self.start(text, **options)

@@ -49,7 +49,9 @@ def load_tokenizer(folder: str | Path, trust_remote_code: bool = False) -> Any:
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"model folder {folder}: no usable tokenizer: {error}") from error
     if not tokenizer.is_fast:
-        raise ConfigurationError(f"model folder {folder}: a fast tokenizer (tokenizer.json) is needed")
+        raise ConfigurationError(
+            f"model folder {folder}: a fast tokenizer (tokenizer.json) is needed"
+        )
     return tokenizer
 
 

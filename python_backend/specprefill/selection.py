@@ -69,9 +69,7 @@ def protected_mask(
     return mask
 
 
-def chunk_scores(
-    importance: npt.NDArray[np.float32], chunk_size: int
-) -> npt.NDArray[np.float64]:
+def chunk_scores(importance: npt.NDArray[np.float32], chunk_size: int) -> npt.NDArray[np.float64]:
     """Average importance over chunks of consecutive tokens (arXiv 2502.02789, Algorithm 1).
 
     Args:

@@ -201,10 +201,9 @@ class TritonServer:
         tail = [line for line in log.splitlines() if line.startswith("E")] or log.splitlines()
         return "tritonserver ended while starting:\n" + "\n".join(tail[-8:])
 
-    def wait(self) -> int:
-        """Wait until the server ends by itself; return its exit status."""
-        assert self._process is not None
-        return self._process.wait()
+    def log_tail(self, lines: int = 20) -> str:
+        """Return the last lines of the server's log."""
+        return "\n".join(self.log_path.read_text(errors="replace").splitlines()[-lines:])
 
     def is_alive(self) -> bool:
         """Tell whether the server's process runs."""

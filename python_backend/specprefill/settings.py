@@ -28,7 +28,8 @@ class SelectionSettings(_Section):
     """Which prompt tokens are kept. Every one of these can be set per request."""
 
     scorer: Literal["lookahead", "zscore"] = Field(
-        "zscore", description="Scoring rule: `lookahead` is the paper's, `zscore` needs no decoding."
+        "zscore",
+        description="Scoring rule: `lookahead` is the paper's, `zscore` needs no decoding.",
     )
     keep_rate: float = Field(
         0.2, gt=0, le=1, description="Share of the prompt's chunks to keep; 1 is dense prefill."
@@ -92,7 +93,7 @@ class SamplingSettings(_Section):
         0.0,
         ge=0,
         le=1,
-        description="Sample from the smallest set of tokens with this probability; 0 sets no limit.",
+        description="Sample from the smallest set with this probability; 0 sets no limit.",
     )
     seed: int | None = Field(
         None, ge=0, le=2**64 - 1, description="Seed of the sampling; unset draws a fresh one."

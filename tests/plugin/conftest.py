@@ -119,6 +119,15 @@ def stand_in_library(
 
 
 @pytest.fixture(scope="session")
+def exported_symbols() -> Callable[[Path], list[str]]:
+    def read(library: Path) -> list[str]:
+        skip_without("nm")
+        return run(["nm", "-D", "--defined-only", str(library)]).split()[2::3]
+
+    return read
+
+
+@pytest.fixture(scope="session")
 def assert_same_bits() -> Callable[[torch.Tensor, torch.Tensor], None]:
     """Compare bit by bit, signed zeros included; any NaN equals any NaN."""
 

@@ -113,6 +113,12 @@ def hugging_face_cos_sin(
     return cosines[0], sines[0]
 
 
+def test_exports_only_its_entry_point(
+    host_library: Path, exported_symbols: Callable[[Path], list[str]]
+) -> None:
+    assert exported_symbols(host_library) == ["explicit_rotary_host"]
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
 @pytest.mark.parametrize("rope", ROPE_PARAMETERS)

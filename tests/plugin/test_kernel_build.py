@@ -6,6 +6,7 @@ from __future__ import annotations
 import ctypes
 import re
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +26,10 @@ def test_compiles_for_every_architecture(cuda_build: Any) -> None:
     assert "-fmad=false" in compilation
 
 
-def test_exports_only_its_entry_point_and_needs_no_cuda_library(kernel_library: Path) -> None:
-    symbols = subprocess.run(
-        ["nm", "-D", "--defined-only", str(kernel_library)],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.split()
-    assert symbols[2::3] == ["explicit_rotary_launch"]
+def test_exports_only_its_entry_point_and_needs_no_cuda_library(
+    kernel_library: Path, exported_symbols: Callable[[Path], list[str]]
+) -> None:
+    assert exported_symbols(kernel_library) == ["explicit_rotary_launch"]
     dynamic = subprocess.run(
         ["readelf", "-d", str(kernel_library)], capture_output=True, text=True, check=True
     ).stdout

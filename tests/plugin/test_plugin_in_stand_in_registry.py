@@ -6,7 +6,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -138,6 +138,16 @@ def test_needs_tensorrt_by_soname_and_has_no_run_path(
     assert "RPATH" not in dynamic
     assert "RUNPATH" not in dynamic
     assert "NODELETE" in dynamic
+
+
+def test_exports_only_its_entry_points(
+    plugin_library: Path, exported_symbols: Callable[[Path], list[str]]
+) -> None:
+    assert sorted(exported_symbols(plugin_library)) == [
+        "explicit_rotary_launch",
+        "explicit_rotary_register",
+        "explicit_rotary_tensorrt_major",
+    ]
 
 
 def test_loading_registers_once_and_again_is_harmless(
@@ -424,6 +434,14 @@ def test_shapes_and_types_that_do_not_fit_are_refused(
     tensors = good_tensors()
     tensors[position] = replacement
     assert stand_in.with_tensors(function, plugin, tensors) > 0
+
+
+@pytest.mark.parametrize("function", ["configure", "change_shape"])
+@pytest.mark.parametrize("dtype", [FLOAT, FP8, INT8])
+def test_other_types_are_refused_on_both_sides(
+    stand_in: StandIn, plugin: int, function: str, dtype: int
+) -> None:
+    assert stand_in.with_tensors(function, plugin, good_tensors(dtype=dtype)) > 0
 
 
 def test_no_tokens_launch_nothing(stand_in: StandIn, plugin: int) -> None:

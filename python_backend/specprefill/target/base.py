@@ -77,6 +77,11 @@ class TargetEngine(ABC):
     def capacity(self) -> int:
         """Most kept plus generated tokens that one request may hold."""
 
+    @property
+    @abstractmethod
+    def stop_token_ids(self) -> frozenset[int]:
+        """The model's own stop tokens."""
+
     def submit(self, request: GenerationRequest) -> Iterator[GenerationStep]:
         """Queue a request; iterate over its steps as they happen.
 

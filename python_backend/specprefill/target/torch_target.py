@@ -42,7 +42,7 @@ class TorchTarget(TargetEngine):
         )
         eos = self._model.generation_config.eos_token_id
         eos = [] if eos is None else eos
-        self.stop_token_ids = frozenset([eos] if isinstance(eos, int) else eos)
+        self._stop_token_ids = frozenset([eos] if isinstance(eos, int) else eos)
         self._wake = threading.Condition()
         self._waiting: collections.deque[Sequence] = collections.deque()
         self._running: list[Sequence] = []
@@ -59,6 +59,11 @@ class TorchTarget(TargetEngine):
     def capacity(self) -> int:
         """Most kept plus generated tokens that one request may hold."""
         return self._settings.kv_cache_tokens
+
+    @property
+    def stop_token_ids(self) -> frozenset[int]:
+        """The model's own stop tokens."""
+        return self._stop_token_ids
 
     @property
     def load(self) -> tuple[int, int, int]:
@@ -151,9 +156,7 @@ class TorchTarget(TargetEngine):
         flat = _FlatBatch(batch, lengths)
         # A prompt that is not complete after this chunk yields no token yet.
         yields = [
-            i
-            for i, s in enumerate(batch)
-            if s.cache.length + lengths[i] >= len(s.prompt_ids)
+            i for i, s in enumerate(batch) if s.cache.length + lengths[i] >= len(s.prompt_ids)
         ]
         with attention(flat.attend):
             output = self._model(

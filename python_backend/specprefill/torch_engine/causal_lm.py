@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM
 from transformers.modeling_utils import AttentionInterface
 
 from specprefill.errors import ConfigurationError
+from specprefill.model_folder import read_config
 from specprefill.torch_engine.processor import resolve_dtype
 
 # Receives layer, query [heads, T, d], keys and values [kv_heads, T, d], scaling and the layer's
@@ -65,23 +66,6 @@ def attention(function: AttentionFunction) -> Iterator[None]:
         yield
     finally:
         _current.reset(token)
-
-
-def read_config(folder: str | Path, trust_remote_code: bool) -> Any:
-    """Read a model folder's configuration.
-
-    Raises:
-        ConfigurationError: no such folder, or no readable configuration in it.
-    """
-    if not Path(folder).is_dir():
-        raise ConfigurationError(f"model folder {folder} does not exist")
-    try:
-        config = AutoConfig.from_pretrained(
-            folder, trust_remote_code=trust_remote_code, local_files_only=True
-        )
-    except (OSError, ValueError) as error:
-        raise ConfigurationError(f"model folder {folder}: {error}") from error
-    return config.get_text_config()
 
 
 def load_causal_lm(

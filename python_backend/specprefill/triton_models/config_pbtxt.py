@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes every config.pbtxt of the model repository: python -m specprefill.triton_models.config_pbtxt."""
+"""Writes every config.pbtxt of the model repository; `make configs` runs it."""
 
 from __future__ import annotations
 
@@ -62,8 +62,9 @@ def _step(model: str) -> str:
 
 def _inner(model: str, tensor: Tensor, produced: bool) -> str:
     """Name a tensor inside the ensemble; the target's outputs and all inputs are public."""
-    between_steps = any(tensor in tensors.outputs for name, tensors in STEPS.items()
-                        if name != "target")
+    between_steps = any(
+        tensor in tensors.outputs for name, tensors in STEPS.items() if name != "target"
+    )
     if between_steps and not (model == "target" and produced):
         return f"_{tensor.name}"
     return tensor.name

@@ -179,5 +179,3 @@ def _stop_steps(step_id: str) -> None:
     _request("draft", empty, step_id).exec()
     for _ in _request("target", empty, step_id).exec(decoupled=True):
         pass
-
-

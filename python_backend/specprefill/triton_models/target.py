@@ -11,7 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from specprefill.engines import make_generator
@@ -85,7 +84,9 @@ class TargetModel:
 
     def _stop(self, client_id: str) -> None:
         if not client_id:
-            raise InvalidRequestError("stop", "the request has no id", "the id of a running request")
+            raise InvalidRequestError(
+                "stop", "the request has no id", "the id of a running request"
+            )
         with self._lock:
             engine_ids = tuple(self._in_flight.get(client_id, ()))
         for engine_id in engine_ids:
@@ -150,9 +151,7 @@ class TargetModel:
                 if not self._in_flight[client_id]:
                     del self._in_flight[client_id]
 
-    def _send_pieces(
-        self, sender: Any, pieces: Iterator[TextPiece], options: _Options
-    ) -> None:
+    def _send_pieces(self, sender: Any, pieces: Iterator[TextPiece], options: _Options) -> None:
         collected: list[TextPiece] = []
         first: TextPiece | None = None
         cumulative = 0.0
