@@ -47,26 +47,43 @@ def make_generator(settings: Settings) -> tuple[Generator, TargetEngine]:
     tokenizer = load_tokenizer(resolve_model(settings.target.model), settings.trust_remote_code)
     engine = _make_target(settings)
     generator = Generator(engine, tokenizer)
-    ids = np.arange(_WARM_UP_TOKENS, dtype=np.int32)
-    sampling = settings.sampling.for_request({"max_tokens": 2})
-    for _ in generator.generate("warm-up", ids, ids, _WARM_UP_TOKENS, sampling):
-        pass
+    if engine.takes_requests:
+        ids = np.arange(_WARM_UP_TOKENS, dtype=np.int32)
+        sampling = settings.sampling.for_request({"max_tokens": 2})
+        for _ in generator.generate("warm-up", ids, ids, _WARM_UP_TOKENS, sampling):
+            pass
     return generator, engine
 
 
 def _make_draft(settings: Settings) -> DraftEngine:
-    from specprefill.draft.torch_draft import TorchDraft
-
     _set_threads(settings)
     folder = resolve_model(settings.draft.model)
+    if settings.engine == "tensorrt_llm":
+        from specprefill.draft.trtllm_draft import TrtllmDraft
+
+        return TrtllmDraft(
+            folder,
+            settings.draft,
+            settings.tensorrt_llm,
+            settings.selection,
+            settings.trust_remote_code,
+        )
+    from specprefill.draft.torch_draft import TorchDraft
+
     return TorchDraft(folder, settings.draft, settings.trust_remote_code)
 
 
 def _make_target(settings: Settings) -> TargetEngine:
-    from specprefill.target.torch_target import TorchTarget
-
     _set_threads(settings)
     folder = resolve_model(settings.target.model)
+    if settings.engine == "tensorrt_llm":
+        from specprefill.target.trtllm_target import TrtllmTarget
+
+        return TrtllmTarget(
+            folder, settings.target, settings.tensorrt_llm, settings.trust_remote_code
+        )
+    from specprefill.target.torch_target import TorchTarget
+
     return TorchTarget(folder, settings.target, settings.trust_remote_code)
 
 

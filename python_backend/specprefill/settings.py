@@ -195,10 +195,83 @@ class ServerSettings(_Section):
     )
 
 
+class BuildSettings(_Section):
+    """How `python -m build_engines` makes the two TensorRT-LLM engines."""
+
+    tp_size: int = Field(1, ge=1, le=64, description="GPUs that share every layer of the target.")
+    pp_size: int = Field(1, ge=1, le=64, description="Groups of GPUs that share its layers.")
+    gpus_per_node: int = Field(8, ge=1, le=64, description="GPUs of one machine.")
+    gpu_memory_gib: float = Field(80, gt=0, description="Memory of one GPU, in GiB.")
+    gpu_reserve_gib: float = Field(
+        2, ge=0, description="Kept free for the CUDA context, NCCL and fragmentation, in GiB."
+    )
+    draft_shares_gpu: bool = Field(
+        True, description="The draft lives on a GPU of the target; false: on one of its own."
+    )
+    max_batch_size: int = Field(8, ge=1, description="Sequences that the target decodes together.")
+    max_prompt_tokens: int = Field(32768, ge=16, description="Longest prompt.")
+    max_new_tokens: int = Field(2048, ge=1, description="Longest answer.")
+    max_num_tokens: int | None = Field(
+        None, ge=16, description="Tokens of the target's largest step; unset: max_prompt_tokens."
+    )
+    tokens_per_block: Literal[16, 32, 64, 128] = Field(
+        32, description="Tokens of one block of the target's key-value pool."
+    )
+    target_weights: Literal["fp8", "bfloat16"] = Field(
+        "fp8", description="Format of the target's weights."
+    )
+    target_kv_cache: Literal["fp8", "bfloat16"] = Field(
+        "fp8", description="Format of the target's keys and values; fp8 needs fp8 weights."
+    )
+    draft_weights: Literal["bfloat16", "fp8"] = Field(
+        "bfloat16", description="Format of the draft's weights; its keys stay bfloat16."
+    )
+    target_checkpoint: str | None = Field(
+        None, description="TensorRT-LLM checkpoint of the target that is already quantised."
+    )
+    calibration_dataset: str | None = Field(
+        None, description="Folder of a dataset (split train, column text) to calibrate FP8 with."
+    )
+    calibration_samples: int = Field(512, ge=1, description="Texts to calibrate with.")
+    calibration_tokens: int = Field(512, ge=16, description="Tokens of each of them.")
+    speculative_decoding: Literal["none"] = Field(
+        "none", description="None only: its token positions would overwrite the prompt's."
+    )
+    capacity_scheduler: Literal["guaranteed_no_evict", "static_batch"] = Field(
+        "guaranteed_no_evict",
+        description="No `max_utilization`: a paused sequence loses its positions.",
+    )
+
+    @model_validator(mode="after")
+    def _formats_agree(self) -> BuildSettings:
+        if self.target_kv_cache == "fp8" and self.target_weights != "fp8":
+            raise ValueError("target_kv_cache fp8 needs target_weights fp8: both are calibrated")
+        return self
+
+
+class TensorRTSettings(_Section):
+    """How `engine: tensorrt_llm` runs the engines that were built for it."""
+
+    engine_dir: str | None = Field(
+        None, description="Folder with manifest.json, draft/ and target/ that the build wrote."
+    )
+    kv_cache_free_gpu_memory_fraction: float = Field(
+        0.9,
+        gt=0,
+        lt=1,
+        description="Share of the memory still free that the target's keys and values take.",
+    )
+    enable_block_reuse: bool = Field(
+        False, description="Share cached blocks between prompts with equal tokens and positions."
+    )
+
+
 class Settings(_Section):
     """Everything that one deployment can set."""
 
-    engine: Literal["torch"] = Field("torch", description="Which engines run the two models.")
+    engine: Literal["torch", "tensorrt_llm"] = Field(
+        "torch", description="Which engines run the two models."
+    )
     trust_remote_code: bool = Field(
         False, description="Run code that a model folder brings; only for folders you trust."
     )
@@ -208,6 +281,8 @@ class Settings(_Section):
     selection: SelectionSettings = SelectionSettings()
     sampling: SamplingSettings = SamplingSettings()
     server: ServerSettings = ServerSettings()
+    tensorrt_llm: TensorRTSettings = TensorRTSettings()
+    build: BuildSettings = BuildSettings()
 
 
 def load_settings(

@@ -445,9 +445,11 @@ def test_other_types_are_refused_on_both_sides(
 
 
 def test_no_tokens_launch_nothing(stand_in: StandIn, plugin: int) -> None:
-    array = (Tensor * 4)(*good_tensors(tokens=0))
     nothing = (ctypes.c_void_p * 3)()
-    assert stand_in.call("enqueue", plugin, array, nothing, nothing) == 0
+    for rows in (1024, 0):
+        tensors = good_tensors(tokens=0)
+        tensors[2] = tensor(FLOAT, rows, 32)
+        assert stand_in.call("enqueue", plugin, (Tensor * 4)(*tensors), nothing, nothing) == 0
 
 
 def test_a_failed_launch_is_reported(
@@ -464,12 +466,20 @@ def test_a_failed_launch_is_reported(
 
 
 @pytest.mark.parametrize("dtype", [HALF, BF16])
-@pytest.mark.parametrize("rows", [0, 2**31])
+@pytest.mark.parametrize(
+    ("rows", "message"), [(0, "status -2"), (2**31, "more than an INT32"), (2**32 + 8, "INT32")]
+)
 def test_tables_that_positions_cannot_name_are_refused(
-    stand_in: StandIn, plugin: int, dtype: int, rows: int
+    stand_in: StandIn,
+    plugin: int,
+    dtype: int,
+    rows: int,
+    message: str,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     tensors = good_tensors(tokens=1, dtype=dtype)
     tensors[2] = tensor(FLOAT, rows, 32)
     memory = ctypes.create_string_buffer(64)
     addresses = (ctypes.c_void_p * 3)(*[ctypes.addressof(memory)] * 3)
     assert stand_in.call("enqueue", plugin, (Tensor * 4)(*tensors), addresses, addresses) != 0
+    assert message in capfd.readouterr().err

@@ -29,9 +29,9 @@ def reduce_layer(attention: torch.Tensor, kernel: int) -> torch.Tensor:
         float32 [n, M]. A head whose pooled attention is constant over the body scores 0.
     """
     pooled = average_pool(attention, kernel)
-    body = pooled[..., _SINK_TOKENS : pooled.shape[-1] - _TAIL_TOKENS]
-    if body.shape[-1] < 2:  # a prompt that is all sinks and question has no body
-        body = pooled
+    end = pooled.shape[-1] - _TAIL_TOKENS
+    # A prompt that is all sinks and question has no body of its own.
+    body = pooled[..., _SINK_TOKENS:end] if end - _SINK_TOKENS >= 2 else pooled
     std, mean = torch.std_mean(body, dim=-1, keepdim=True, correction=0)  # [heads, n, 1]
     inverse = torch.where(std > 0, 1.0 / std.clamp_min(torch.finfo(std.dtype).tiny), 0.0)
     return torch.sub(pooled, mean).mul_(inverse).amax(dim=0)

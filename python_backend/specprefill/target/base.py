@@ -82,6 +82,11 @@ class TargetEngine(ABC):
     def stop_token_ids(self) -> frozenset[int]:
         """The model's own stop tokens."""
 
+    @property
+    def takes_requests(self) -> bool:
+        """False in a process that only works for the requests of another one (an MPI rank)."""
+        return True
+
     def submit(self, request: GenerationRequest) -> Iterator[GenerationStep]:
         """Queue a request; iterate over its steps as they happen.
 

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models shared by all tests: the embedded one, and a tiny one with random weights."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+# Draft and target share few cores with the tests; spinning threads would starve each other.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+import pytest
+import torch
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+from specprefill.embedded_model import resolve_model
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """Folder of the embedded model."""
+    return resolve_model("smollm2")
+
+
+@pytest.fixture(scope="session")
+def tokenizer(smollm2: Path):
+    return AutoTokenizer.from_pretrained(smollm2)
+
+
+@pytest.fixture(scope="session")
+def tiny_llama(tmp_path_factory: pytest.TempPathFactory, tokenizer) -> Path:
+    """Folder of a 4-layer Llama with grouped keys and random weights, float32."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=48,
+        intermediate_size=96,
+        num_hidden_layers=4,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        head_dim=8,
+        max_position_embeddings=8192,
+        bos_token_id=1,
+        eos_token_id=2,
+        initializer_range=0.4,  # sharp attention, so that rankings are no accident of rounding
+    )
+    folder = tmp_path_factory.mktemp("tiny-llama")
+    LlamaForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
