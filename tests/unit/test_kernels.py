@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 import pytest
 import torch
-
 from specprefill.torch_engine.kernels import causal_attention, windowed_attention
 
 SHAPES = [(700, 0), (700, 300), (50, 1000), (1, 1000), (512, 90), (128, 94), (129, 1000), (1, 0)]

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-
 from specprefill.selection import Selection, chunk_scores, keep_all, protected_mask, select
 
 

@@ -17,6 +17,9 @@ from specprefill.scoring.attention import average_pool
 _SINK_TOKENS = 4
 _TAIL_TOKENS = 40
 
+# A deviation this small beside the mean is float32 rounding, not structure.
+_ROUNDING = 1e-5
+
 
 def reduce_layer(attention: torch.Tensor, kernel: int) -> torch.Tensor:
     """Pool along the prompt, standardise over its body, then take the maximum over heads.
@@ -29,9 +32,11 @@ def reduce_layer(attention: torch.Tensor, kernel: int) -> torch.Tensor:
         float32 [n, M]. A head whose pooled attention is constant over the body scores 0.
     """
     pooled = average_pool(attention, kernel)
-    end = pooled.shape[-1] - _TAIL_TOKENS
-    # A prompt that is all sinks and question has no body of its own.
-    body = pooled[..., _SINK_TOKENS:end] if end - _SINK_TOKENS >= 2 else pooled
+    length, left_out = pooled.shape[-1], _SINK_TOKENS + _TAIL_TOKENS
+    # A body of a few tokens has no deviation to speak of; a short prompt counts as a whole.
+    has_body = length >= 2 * left_out
+    body = pooled[..., _SINK_TOKENS : length - _TAIL_TOKENS] if has_body else pooled
     std, mean = torch.std_mean(body, dim=-1, keepdim=True, correction=0)  # [heads, n, 1]
-    inverse = torch.where(std > 0, 1.0 / std.clamp_min(torch.finfo(std.dtype).tiny), 0.0)
+    constant = std <= _ROUNDING * mean.abs()
+    inverse = std.reciprocal().masked_fill_(constant, 0.0)
     return torch.sub(pooled, mean).mul_(inverse).amax(dim=0)

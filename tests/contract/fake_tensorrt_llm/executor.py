@@ -54,7 +54,6 @@ def make_executor(bindings: Any, double: Any) -> type:
             self._ids = itertools.count(1)
             self._ready = threading.Condition()
             self._responses: list[Any] = []
-            self._active: set[int] = set()
             self._blocks: dict[tuple[Any, ...], list[int]] = {}
 
         def can_enqueue_requests(self) -> bool:
@@ -71,12 +70,10 @@ def make_executor(bindings: Any, double: Any) -> type:
                 error, self.error_of_next_request = self.error_of_next_request, None
                 self._respond(native_id, error_msg=error)
                 return native_id
-            self._active.add(native_id)
             steps = self._target._submit(self._generation(native_id, request))
-            work = threading.Thread(
+            threading.Thread(
                 target=self._answer, args=(native_id, request, steps), daemon=True
-            )
-            work.start()
+            ).start()
             return native_id
 
         def await_responses(self, timeout: datetime.timedelta | None = None) -> list[Any]:
@@ -175,7 +172,6 @@ def make_executor(bindings: Any, double: Any) -> type:
                 reason = reasons.CANCELLED
                 result = _result(bindings, request, [], log_probs, reason, arrival)
                 self._respond(native_id, result=result)
-            self._active.discard(native_id)
 
         def _respond(self, native_id: int, **values: Any) -> None:
             response = bindings.Response(request_id=native_id, client_id=None, **values)
