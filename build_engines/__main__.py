@@ -8,13 +8,13 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from specprefill.errors import ConfigurationError, SpecPrefillError
+from specprefill.settings import Settings, load_settings
 
-from build_engines.engines import load_tensorrt_llm
+from build_engines.engines import check_block_reuse, load_tensorrt_llm
 from build_engines.plan import make_plan
 from build_engines.report import print_plan, print_results
 from build_engines.runner import build_all, check_inputs
-from specprefill.errors import ConfigurationError, SpecPrefillError
-from specprefill.settings import Settings, load_settings
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -42,6 +42,7 @@ def build(
             return
         check_inputs(plan, settings)
         versions = load_tensorrt_llm()
+        check_block_reuse(settings)
         print_results(console, build_all(plan, settings, versions, console))
     except SpecPrefillError as error:
         Console(stderr=True).print(f"[red]error:[/red] {error}", soft_wrap=True, highlight=False)

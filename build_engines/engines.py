@@ -11,12 +11,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+from specprefill.errors import ConfigurationError, EngineError
+from specprefill.explicit_rotary.loader import load_plugin
+from specprefill.settings import BuildSettings, Settings
+
 from build_engines.network import POSITION_IDS, draft_model_class, target_model_class
 from build_engines.plan import SCORING_QUERY_ROOM, EnginePlan
 from build_engines.rope import cos_sin_table
-from specprefill.errors import ConfigurationError, EngineError
-from specprefill.explicit_rotary.loader import load_plugin
-from specprefill.settings import BuildSettings
 
 SUPPORTED_VERSIONS = ("1.2.",)
 
@@ -49,6 +50,20 @@ def load_tensorrt_llm() -> dict[str, str]:
         "tensorrt": str(tensorrt.__version__),
         "plugin": str(load_plugin()),
     }
+
+
+def check_block_reuse(settings: Settings) -> None:
+    """Refuse shared cache blocks where prompts cannot be told apart by their positions.
+
+    Raises:
+        ConfigurationError: reuse is on and this TensorRT-LLM's requests take no cache salt.
+    """
+    request = importlib.import_module("tensorrt_llm.bindings.executor").Request
+    if settings.tensorrt_llm.enable_block_reuse and not hasattr(request, "cache_salt_id"):
+        raise ConfigurationError(
+            "tensorrt_llm.enable_block_reuse: got true; allowed: false, because this TensorRT-LLM "
+            "has no cache salt and equal tokens at other positions would share keys"
+        )
 
 
 def quantize(plan: EnginePlan, source: Path, destination: Path, build: BuildSettings) -> None:
@@ -223,7 +238,11 @@ def _base_class() -> Any:
 def _mapping(plan: EnginePlan, rank: int) -> Any:
     mapping = importlib.import_module("tensorrt_llm").Mapping
     return mapping(
-        world_size=plan.world_size, rank=rank, tp_size=plan.tp_size, pp_size=plan.pp_size
+        world_size=plan.world_size,
+        rank=rank,
+        gpus_per_node=plan.gpus_per_node,
+        tp_size=plan.tp_size,
+        pp_size=plan.pp_size,
     )
 
 

@@ -22,11 +22,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-
-from build_engines.plan import SCORING_QUERY_INDEX, scoring_queries_name
 from specprefill.errors import EngineError
 from specprefill.explicit_rotary.libraries import HALF_ROTATION
 from specprefill.explicit_rotary.loader import PLUGIN_NAME, PLUGIN_NAMESPACE, PLUGIN_VERSION
+
+from build_engines.plan import SCORING_QUERY_INDEX, scoring_queries_name
 
 POSITION_IDS = "position_ids"
 FIELD_VERSION = 1
@@ -45,7 +45,7 @@ def target_model_class(base: Any, cos_sin: npt.NDArray[np.float32]) -> Any:
         A subclass of base, to be built like it.
     """
 
-    class ExplicitRotaryTarget(base):  # type: ignore[misc]
+    class ExplicitRotaryTarget(base):
         def prepare_inputs(self, *args: Any, **keywords: Any) -> dict[str, Any]:
             inputs: dict[str, Any] = super().prepare_inputs(*args, **keywords)
             if inputs[POSITION_IDS] is None:
@@ -89,7 +89,7 @@ def draft_model_class(
         A subclass of base, to be built like it, on one rank.
     """
 
-    class ScoringDraft(base):  # type: ignore[misc]
+    class ScoringDraft(base):
         def prepare_inputs(self, *args: Any, **keywords: Any) -> dict[str, Any]:
             inputs: dict[str, Any] = super().prepare_inputs(*args, **keywords)
             profiles = len(inputs[POSITION_IDS].profiles)
@@ -191,7 +191,7 @@ def attention_hook(hook: Callable[..., Any]) -> Iterator[None]:
     Args:
         hook: called with the original `gpt_attention` and its keywords; returns what it returns.
     """
-    layers = importlib.import_module("tensorrt_llm.layers.attention")
+    layers: Any = importlib.import_module("tensorrt_llm.layers.attention")
     original: AttentionCall = layers.gpt_attention
     layers.gpt_attention = functools.partial(hook, original)
     try:

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from build_engines.model_folder import SourceModel, check_path, read_model_folder
 from specprefill.errors import ConfigurationError
 from specprefill.memory_plan import (
     GIB,
@@ -24,6 +23,8 @@ from specprefill.memory_plan import (
     plan_gpu,
 )
 from specprefill.settings import Settings
+
+from build_engines.source_model import SourceModel, check_path, read_model_folder
 
 # Room for what a request may ask for: the upper bounds of selection.look_ahead and query_window.
 LOOK_AHEAD_ROOM = 64
@@ -77,6 +78,7 @@ class EnginePlan:
         score_layers: layers whose queries leave the engine; none for the target.
         is_paged: keys and values lie in blocks of the executor's pool.
         tokens_per_block: tokens of one of them.
+        gpus_per_node: GPUs of one machine.
         checkpoint: a TensorRT-LLM checkpoint to start from.
     """
 
@@ -93,6 +95,7 @@ class EnginePlan:
     score_layers: tuple[int, ...]
     is_paged: bool
     tokens_per_block: int
+    gpus_per_node: int
     checkpoint: Path | None = None
 
     @property
@@ -171,6 +174,7 @@ def make_plan(settings: Settings, output: Path) -> BuildPlan:
         ConfigurationError: what was asked for cannot work; names field, value and what is allowed.
     """
     check_path(output, "--output")
+    _check_engine_kind(settings)
     draft, target = _plan_draft(settings), _plan_target(settings)
     _check_tensor_volume(draft, "build.max_prompt_tokens")
     _check_tensor_volume(target, "build.max_num_tokens")
@@ -195,16 +199,40 @@ def make_plan(settings: Settings, output: Path) -> BuildPlan:
         )
 
     shares = build.draft_shares_gpu
+    gpu = divide(shares)
+    _check_fraction(settings.tensorrt_llm.kv_cache_free_gpu_memory_fraction, gpu)
     return BuildPlan(
         output=output,
         draft=draft,
         target=target,
         draft_memory=draft_memory,
         target_memory=target_memory,
-        gpu=divide(shares),
+        gpu=gpu,
         other_gpu=divide(False) if shares and target.world_size > 1 else None,
         load=load,
     )
+
+
+def _check_engine_kind(settings: Settings) -> None:
+    facts: tuple[tuple[str, object, object], ...] = (
+        ("engine", settings.engine, "tensorrt_llm"),
+        ("draft.weights", settings.draft.weights, "as_dtype"),
+        ("draft.attention_window", settings.draft.attention_window, None),
+    )
+    for field, found, allowed in facts:
+        if found != allowed:
+            word = "unset" if allowed is None else allowed
+            raise ConfigurationError(f"{field}: got {found}; allowed: {word}, to build engines")
+
+
+def _check_fraction(fraction: float, gpu: MemoryPlan) -> None:
+    largest = gpu.kv_cache_free_gpu_memory_fraction
+    if fraction > largest:
+        raise ConfigurationError(
+            f"tensorrt_llm.kv_cache_free_gpu_memory_fraction: got {fraction}; allowed: up to "
+            f"{largest}, so that the draft's weights, activations and keys still fit when the "
+            "target was loaded first"
+        )
 
 
 def _plan_draft(settings: Settings) -> EnginePlan:
@@ -236,6 +264,7 @@ def _plan_draft(settings: Settings) -> EnginePlan:
         score_layers=tuple(range(first, last + 1)),
         is_paged=False,
         tokens_per_block=build.tokens_per_block,
+        gpus_per_node=build.gpus_per_node,
     )
     _check_context(plan)
     return plan
@@ -250,12 +279,13 @@ def _plan_target(settings: Settings) -> EnginePlan:
             f"{model.folder} are FP8 already)"
         )
     max_num_tokens = build.max_num_tokens or build.max_prompt_tokens
-    least = max(build.max_prompt_tokens, build.max_batch_size)
-    if max_num_tokens < least:
+    kept = kept_tokens_at_most(build.max_prompt_tokens, settings.selection)
+    least = kept + build.max_batch_size
+    if max_num_tokens < min(least, build.max_prompt_tokens):
         raise ConfigurationError(
-            f"build.max_num_tokens: got {max_num_tokens}; allowed: from {least}: a prompt of "
-            "build.max_prompt_tokens that is not pruned is prefilled in one step, and every "
-            "running sequence needs a token"
+            f"build.max_num_tokens: got {max_num_tokens}; allowed: from {least}, so that the "
+            f"{kept} kept tokens of a prompt of {build.max_prompt_tokens} and one token of every "
+            "running sequence fit in one step"
         )
     checkpoint = Path(build.target_checkpoint) if build.target_checkpoint else None
     plan = EnginePlan(
@@ -272,6 +302,7 @@ def _plan_target(settings: Settings) -> EnginePlan:
         score_layers=(),
         is_paged=True,
         tokens_per_block=build.tokens_per_block,
+        gpus_per_node=build.gpus_per_node,
         checkpoint=checkpoint,
     )
     _check_parallelism(plan)
@@ -391,7 +422,7 @@ def _tensors(plan: EnginePlan, rank: int) -> Iterator[EngineTensor]:
         yield EngineTensor("last_token_ids", True, "int32", ("sequences",))
     for name in ("context_lengths", "sequence_length"):
         yield EngineTensor(name, True, "int32", ("sequences",))
-    yield EngineTensor("cache_indirection", True, "int32", ("sequences", 1, plan.max_seq_len))
+    yield EngineTensor("cache_indirection", True, "int32", ("sequences", 1, "cache length"))
     for name in ("host_request_types", "host_past_key_value_lengths", "host_context_lengths"):
         yield EngineTensor(name, True, "int32", ("sequences",), on_host=True)
     windows = (len(layers),)
@@ -427,7 +458,7 @@ def _cache_tensors(plan: EnginePlan, layers: range) -> Iterator[EngineTensor]:
         yield EngineTensor("host_kv_cache_pool_mapping", True, "int32", mapping, on_host=True)
         return
     shape = plan.model.shape
-    cache = ("sequences", 2, shape.kv_heads, plan.max_seq_len, shape.head_size)
+    cache = ("sequences", 2, shape.kv_heads, "cache length", shape.head_size)
     for layer in layers:
         yield EngineTensor(f"past_key_value_{layer}", True, plan.kv_cache, cache)
         yield EngineTensor(f"present_key_value_{layer}", False, plan.kv_cache, cache)

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from rich.console import Console
 from rich.table import Table
+from specprefill.memory_plan import GIB, MemoryPlan
 
 from build_engines.plan import BuildPlan, EnginePlan, EngineTensor
-from specprefill.memory_plan import GIB, MemoryPlan
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-
-from build_engines import engines
-from build_engines.digest import file_digest, folder_digest, value_digest
-from build_engines.model_folder import SourceModel, check_path, stage_model_folder
-from build_engines.plan import SCORING_QUERY_ROOM, BuildPlan, EnginePlan, Step
-from build_engines.report import StepResult
 from specprefill.errors import ConfigurationError
 from specprefill.prompt import check_same_tokenizer, load_tokenizer
 from specprefill.settings import Settings
+
+from build_engines import engines
+from build_engines.digest import file_digest, folder_digest, value_digest
+from build_engines.plan import SCORING_QUERY_ROOM, BuildPlan, EnginePlan, Step
+from build_engines.report import StepResult
+from build_engines.source_model import SourceModel, check_path, stage_model_folder
 
 MANIFEST_FORMAT = 1
 
@@ -229,7 +229,8 @@ def _write_manifest(
         "plugin_digest": file_digest(plugin),
         "score_layers": [scored[0], scored[-1]],
         "query_window": SCORING_QUERY_ROOM,
-        "context_length": plan.target.max_seq_len,
+        # Positions that the target's rotary table has; its cache is bounded by max_seq_len.
+        "context_length": plan.target.model.shape.max_positions,
         "max_prompt_tokens": plan.target.max_input_len,
         "kv_cache_free_gpu_memory_fraction": plan.gpu.kv_cache_free_gpu_memory_fraction,
         "draft": {

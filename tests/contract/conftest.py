@@ -12,6 +12,11 @@ import fake_tensorrt_llm
 import pytest
 import torch
 from fake_tensorrt_llm import api
+from specprefill.explicit_rotary import loader
+from specprefill.settings import TargetSettings, TensorRTSettings
+from specprefill.target.base import TargetEngine
+from specprefill.target.torch_target import TorchTarget
+from specprefill.target.trtllm_target import TrtllmTarget
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
@@ -20,12 +25,6 @@ from transformers import (
     LlamaForCausalLM,
     PreTrainedTokenizerFast,
 )
-
-from specprefill.explicit_rotary import loader
-from specprefill.settings import TargetSettings, TensorRTSettings
-from specprefill.target.base import TargetEngine
-from specprefill.target.torch_target import TorchTarget
-from specprefill.target.trtllm_target import TrtllmTarget
 
 VOCABULARY = 300
 CONTEXT = 512
@@ -212,7 +211,7 @@ def greedy_reference(model_folder: Path) -> Callable[..., list[int]]:
         positions = torch.as_tensor(position_ids).long()[None]
         tokens: list[int] = []
         while len(tokens) < count:
-            logits = model(ids, position_ids=positions, past_key_values=cache).logits[0, -1]
+            logits = model(ids, position_ids=positions, cache=cache).logits[0, -1]
             positions = torch.tensor([[first_position + len(tokens)]])
             tokens.append(int(logits.argmax()))
             ids = torch.tensor([[tokens[-1]]])

@@ -113,6 +113,8 @@ class TrtllmDraft(DraftEngine):
         steps = observer.rule.look_ahead
         self._check_fits(len(prompt_ids), steps, observer.prompt_queries)
         with self._turn, torch.inference_mode(), torch.cuda.stream(self._stream):
+            if self._session is None:
+                raise EngineError("the draft engine is closed")
             if cancelled():
                 raise RequestCancelledError("cancelled before the draft began")
             try:

@@ -15,8 +15,9 @@ from typing import Any
 
 import pytest
 import torch
+
 from fake_tensorrt_llm import api, session
-from fake_tensorrt_llm.executor import make_executor
+from fake_tensorrt_llm.executor import Executor
 
 
 @dataclass
@@ -46,9 +47,12 @@ def install(
     for name in api.names("tensorrt_llm.bindings.executor."):
         if name != "Executor":
             setattr(executor, name, api.make(f"tensorrt_llm.bindings.executor.{name}", without))
-    executor.Executor = make_executor(executor, double)  # type: ignore[attr-defined]
+    attributes = {"bindings": executor, "double": double}
+    executor.Executor = type("Executor", (Executor,), attributes)  # type: ignore[attr-defined]
     runtime = ModuleType("tensorrt_llm.runtime")
-    runtime.Session = session.make_session(double)  # type: ignore[attr-defined]
+    runtime.Session = type(  # type: ignore[attr-defined]
+        "Session", (session.Session,), {"sessions": double.sessions}
+    )
     utils = ModuleType("tensorrt_llm._utils")
     utils.trt_dtype_to_torch = trt_dtype_to_torch  # type: ignore[attr-defined]
     double.bindings = executor

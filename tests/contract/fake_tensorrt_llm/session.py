@@ -8,7 +8,6 @@ import json
 from typing import Any
 
 import torch
-
 from specprefill.torch_engine.causal_lm import attention, load_causal_lm
 from specprefill.torch_engine.kernels import causal_attention
 
@@ -73,6 +72,14 @@ class Engine:
 
 class Session:
     """Runs one engine; refuses tensors that the engine would misread."""
+
+    sessions: list[Session]  # of the test; `install` makes a subclass that has them
+
+    @classmethod
+    def from_serialized_engine(cls, engine: bytes) -> Session:
+        session = cls(engine)
+        cls.sessions.append(session)
+        return session
 
     def __init__(self, engine: bytes) -> None:
         self.engine = Engine(json.loads(engine))
@@ -181,19 +188,6 @@ class _Step:
             rows = query[:, self._rows].transpose(0, 1).flatten(1)  # [n, heads * d]
             self.outputs[f"scoring_queries_{layer}"].copy_(rows)
         return causal_attention(query, cache[0, :, :end], cache[1, :, :end], scaling)
-
-
-def make_session(double: Any) -> type:
-    """Make the class Session of one installed double."""
-
-    class _Session(Session):
-        @staticmethod
-        def from_serialized_engine(engine: bytes) -> Session:
-            session = Session(engine)
-            double.sessions.append(session)
-            return session
-
-    return _Session
 
 
 def expect(condition: bool, what: str) -> None:

@@ -9,15 +9,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from build_engines.rope import Rope, rope_from_config
 from specprefill.errors import ConfigurationError
 from specprefill.memory_plan import ModelShape, shape_from_config
+
+from build_engines.rope import Rope, rope_from_config
 
 # Both are built by TensorRT-LLM's LLaMAForCausalLM, whose attention the hook of network.py is for.
 SUPPORTED_ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM")
 
 _REFUSED_ARCHITECTURES: Mapping[str, str] = {
-    "Qwen2ForCausalLM": "its QKV bias is fused into TensorRT-LLM's attention, past the draft's hook",
+    "Qwen2ForCausalLM": "TensorRT-LLM fuses its QKV bias into attention, past the draft's hook",
     "Qwen3ForCausalLM": "its TensorRT-LLM class was not checked against the hook",
 }
 
