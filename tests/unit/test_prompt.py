@@ -71,7 +71,7 @@ BOTH = chat(("user", "x"))
         (None, '[{"role": "user", "content": "\\ud800"}]', ("messages[0].content", "surrogate")),
         (None, '[{"role": "user", "content": "x", "n": 1}]', ("messages[0].n", "unknown key")),
         (None, chat(("user", "  ")), ("messages", "every message is empty")),
-        ("word " * 500, None, ("text_input", "500 tokens", "400", "at most 399")),
+        (" word" * 500, None, ("text_input", "500 tokens", "400", "at most 399")),
     ],
 )
 def test_bad_prompts_name_the_field(encoder, text, messages, words):
@@ -85,8 +85,8 @@ def test_max_tokens_must_fit_behind_the_prompt(encoder):
     with pytest.raises(
         InvalidRequestError, match=r"max_tokens: 391 after a prompt of 10 .* up to 390"
     ):
-        encoder.encode("word " * 10, None, max_tokens=391)
-    encoder.encode("word " * 10, None, max_tokens=390)
+        encoder.encode(" word" * 10, None, max_tokens=391)
+    encoder.encode(" word" * 10, None, max_tokens=390)
 
 
 def test_deep_json_is_no_crash():

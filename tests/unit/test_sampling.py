@@ -55,9 +55,8 @@ def test_restrictions(top_k, top_p, temperature):
 
 
 def test_forbidden_tokens_as_min_new_tokens_does():
-    expected = MinNewTokensLengthLogitsProcessor(0, 5, [2, 4])(
-        torch.ones(1, 1).long(), logits()[None]
-    )
+    processor = MinNewTokensLengthLogitsProcessor(0, 5, [2, 4])
+    expected = processor(torch.ones(1, 1).long(), logits()[None])
     torch.testing.assert_close(sampling.forbid(logits(), (2, 4)), expected[0])
 
 

@@ -70,12 +70,12 @@ def test_bad_files_name_the_key(tmp_path, text, message):
 
 
 def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(ConfigurationError, match="nowhere.yaml: No such file"):
+    with pytest.raises(ConfigurationError, match=r"nowhere\.yaml: No such file"):
         load_settings(tmp_path / "nowhere.yaml", environment={})
 
 
 def test_unknown_environment_keys_are_errors():
-    with pytest.raises(ConfigurationError, match="draft.layer: unknown key"):
+    with pytest.raises(ConfigurationError, match=r"draft\.layer: unknown key"):
         load_settings(environment={"SPECPREFILL__DRAFT__LAYER": "3"})
 
 
