@@ -39,6 +39,7 @@ def build(
         plan = make_plan(settings, engine_folder(settings, output))
         print_plan(console, plan)
         if dry_run:
+            console.print("Not looked at in a dry run: weights, tokenizers, calibration texts.")
             return
         check_inputs(plan, settings)
         versions = load_tensorrt_llm()

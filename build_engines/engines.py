@@ -8,6 +8,10 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +24,8 @@ from build_engines.plan import SCORING_QUERY_ROOM, EnginePlan
 from build_engines.rope import cos_sin_table
 
 SUPPORTED_VERSIONS = ("1.2.",)
+
+_BUILDING_VARIABLE = "IS_BUILDING"
 
 
 def load_tensorrt_llm() -> dict[str, str]:
@@ -78,6 +84,9 @@ def quantize(plan: EnginePlan, source: Path, destination: Path, build: BuildSett
     Raises:
         EngineError: no checkpoint came out.
     """
+    load_tensorrt_llm()
+    # Ranks of an earlier, wider checkpoint would pass for this one's.
+    shutil.rmtree(destination, ignore_errors=True)
     _base_class().quantize(
         str(source),
         str(destination),
@@ -97,6 +106,20 @@ def quantize(plan: EnginePlan, source: Path, destination: Path, build: BuildSett
     ]
     if missing:
         raise EngineError(f"quantising {source} made no {missing[0]} in {destination}")
+
+
+def build_and_check(
+    plan: EnginePlan, rank: int, source: Path, destination: Path, query_window: int, work: Path
+) -> None:
+    """Build one rank's engine, open it again, and list its tensors in the work folder.
+
+    Takes and raises what `build_engine` and `check_engine` do.
+    """
+    load_tensorrt_llm()
+    build_engine(plan, rank, source, destination, query_window, work)
+    names = check_engine(plan, rank, destination / f"rank{rank}.engine")
+    listing = work / f"{plan.name}_rank{rank}_tensors.json"
+    listing.write_text(json.dumps(names, indent=2) + "\n")
 
 
 def build_engine(
@@ -190,7 +213,8 @@ def check_engine(plan: EnginePlan, rank: int, file: Path) -> list[str]:
     """
     trt = importlib.import_module("tensorrt")
     runtime = trt.Runtime(trt.Logger(trt.Logger.WARNING))
-    engine = runtime.deserialize_cuda_engine(file.read_bytes())
+    with _alone():
+        engine = runtime.deserialize_cuda_engine(file.read_bytes())
     if engine is None:
         raise EngineError(f"{file} cannot be deserialised")
     names = [str(engine.get_tensor_name(index)) for index in range(engine.num_io_tensors)]
@@ -206,6 +230,19 @@ def check_engine(plan: EnginePlan, rank: int, file: Path) -> list[str]:
     if not layers_that_read(text, POSITION_IDS):
         raise EngineError(f"{file}: no layer reads {POSITION_IDS}")
     return names
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """Keep the communication plugins of a rank from waiting for the other ranks.
+
+    They look at the same variable that TensorRT-LLM sets while it builds.
+    """
+    os.environ[_BUILDING_VARIABLE] = "1"
+    try:
+        yield
+    finally:
+        del os.environ[_BUILDING_VARIABLE]
 
 
 def layers_that_read(inspection: str, tensor: str) -> list[str]:

@@ -18,6 +18,7 @@ from specprefill.memory_plan import (
     MemoryPlan,
     ModelMemory,
     NumberFormat,
+    check_draft_alone,
     kept_tokens_at_most,
     model_memory,
     plan_gpu,
@@ -199,6 +200,8 @@ def make_plan(settings: Settings, output: Path) -> BuildPlan:
         )
 
     shares = build.draft_shares_gpu
+    if not shares:
+        check_draft_alone(total, reserve, draft_memory, load)
     gpu = divide(shares)
     _check_fraction(settings.tensorrt_llm.kv_cache_free_gpu_memory_fraction, gpu)
     return BuildPlan(
@@ -225,9 +228,9 @@ def _check_engine_kind(settings: Settings) -> None:
             raise ConfigurationError(f"{field}: got {found}; allowed: {word}, to build engines")
 
 
-def _check_fraction(fraction: float, gpu: MemoryPlan) -> None:
+def _check_fraction(fraction: float | None, gpu: MemoryPlan) -> None:
     largest = gpu.kv_cache_free_gpu_memory_fraction
-    if fraction > largest:
+    if fraction is not None and fraction > largest:
         raise ConfigurationError(
             f"tensorrt_llm.kv_cache_free_gpu_memory_fraction: got {fraction}; allowed: up to "
             f"{largest}, so that the draft's weights, activations and keys still fit when the "

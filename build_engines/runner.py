@@ -19,6 +19,7 @@ from specprefill.settings import Settings
 
 from build_engines import engines
 from build_engines.digest import file_digest, folder_digest, value_digest
+from build_engines.isolation import Isolation, run_in_own_process
 from build_engines.plan import SCORING_QUERY_ROOM, BuildPlan, EnginePlan, Step
 from build_engines.report import StepResult
 from build_engines.source_model import SourceModel, check_path, stage_model_folder
@@ -75,7 +76,11 @@ def _check_calibration(dataset: str | None, engine: EnginePlan) -> None:
 
 
 def build_all(
-    plan: BuildPlan, settings: Settings, versions: Mapping[str, str], console: Console
+    plan: BuildPlan,
+    settings: Settings,
+    versions: Mapping[str, str],
+    console: Console,
+    isolate: Isolation = run_in_own_process,
 ) -> list[StepResult]:
     """Do every step that is not done yet, then write the manifest.
 
@@ -84,6 +89,7 @@ def build_all(
         settings: the deployment.
         versions: of what builds.
         console: shows the step at work and the time it took.
+        isolate: calls a function with arguments, in a process of its own unless told otherwise.
 
     Returns:
         What became of every step.
@@ -98,10 +104,20 @@ def build_all(
         for engine in (plan.draft, plan.target)
     }
     results = []
-    for work in _works(plan, settings, versions, digests):
+    for work in _works(plan, settings, versions, digests, isolate):
         results.append(_do(work, plan.output, records, console))
+    _remove_engines_of_other_ranks(plan)
     _write_manifest(plan, settings, versions, digests)
     return results
+
+
+def _remove_engines_of_other_ranks(plan: BuildPlan) -> None:
+    """Leave no engine of an earlier build with more ranks beside the ones of this build."""
+    for engine in (plan.draft, plan.target):
+        wanted = {f"rank{rank}.engine" for rank in range(engine.world_size)}
+        for file in (plan.output / engine.name).glob("rank*.engine"):
+            if file.name not in wanted:
+                file.unlink()
 
 
 def _do(work: _Work, output: Path, records: Path, console: Console) -> StepResult:
@@ -136,6 +152,7 @@ def _works(
     settings: Settings,
     versions: Mapping[str, str],
     digests: Mapping[str, str],
+    isolate: Isolation,
 ) -> list[_Work]:
     works = []
     plugin = file_digest(Path(versions["plugin"]))
@@ -148,22 +165,36 @@ def _works(
             "rope": asdict(engine.model.rope),
         }
         if kind != "stage":
-            inputs.update(_describe(engine), tensorrt_llm=versions["tensorrt_llm"])
-        if kind == "quantize":
-            build = settings.build
-            inputs["calibration"] = (
-                build.calibration_dataset,
-                build.calibration_samples,
-                build.calibration_tokens,
-            )
+            inputs.update(_quantization_inputs(engine, settings))
+            inputs["tensorrt_llm"] = versions["tensorrt_llm"]
         if kind == "build":
-            inputs.update(plugin=plugin, tensorrt=versions["tensorrt"])
-        works.append(_Work(step, inputs, _action(kind, step, engine, plan.output, settings)))
+            inputs.update(_describe(engine), plugin=plugin, tensorrt=versions["tensorrt"])
+            inputs["query_window"] = settings.selection.query_window if engine.score_layers else 0
+        action = _action(kind, step, engine, plan.output, settings, isolate)
+        works.append(_Work(step, inputs, action))
     return works
 
 
+def _quantization_inputs(engine: EnginePlan, settings: Settings) -> dict[str, Any]:
+    """List what a checkpoint depends on: nothing that only the engine's sizes depend on."""
+    build = settings.build
+    calibration = (build.calibration_dataset, build.calibration_samples, build.calibration_tokens)
+    return {
+        "weights": engine.weights,
+        "kv_cache": engine.kv_cache,
+        "tp_size": engine.tp_size,
+        "pp_size": engine.pp_size,
+        "calibration": calibration if engine.needs_calibration else None,
+    }
+
+
 def _action(
-    kind: str, step: Step, engine: EnginePlan, output: Path, settings: Settings
+    kind: str,
+    step: Step,
+    engine: EnginePlan,
+    output: Path,
+    settings: Settings,
+    isolate: Isolation,
 ) -> Callable[[], None]:
     work = output / "work"
     staged = work / f"{engine.name}_model"
@@ -171,19 +202,13 @@ def _action(
     if kind == "stage":
         return lambda: stage_model_folder(engine.model, staged)
     if kind == "quantize":
-        return lambda: engines.quantize(engine, staged, quantized, settings.build)
+        return lambda: isolate(engines.quantize, engine, staged, quantized, settings.build)
     rank = int(step.name.rpartition("rank")[2])
     source = engine.checkpoint or (quantized if engine.needs_calibration else staged)
-    destination = output / engine.name
-
-    def build() -> None:
-        window = settings.selection.query_window
-        engines.build_engine(engine, rank, source, destination, window, work)
-        names = engines.check_engine(engine, rank, destination / f"rank{rank}.engine")
-        listing = work / f"{engine.name}_rank{rank}_tensors.json"
-        listing.write_text(json.dumps(names, indent=2) + "\n")
-
-    return build
+    window = settings.selection.query_window
+    return lambda: isolate(
+        engines.build_and_check, engine, rank, source, output / engine.name, window, work
+    )
 
 
 def _describe(engine: EnginePlan) -> dict[str, Any]:

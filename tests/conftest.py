@@ -11,9 +11,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import pytest
 import torch
-from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
-
 from specprefill.embedded_model import resolve_model
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 
 @pytest.fixture(scope="session")

@@ -173,7 +173,8 @@ def kept_tokens_at_most(prompt_tokens: int, selection: SelectionSettings) -> int
         return prompt_tokens
     chunks = divide_rounding_up(prompt_tokens, selection.chunk_size)
     kept_chunks = int(chunks * selection.keep_rate) + 1
-    protected = selection.protect_first + selection.protect_last
+    # The last token of a prompt is always kept.
+    protected = selection.protect_first + max(1, selection.protect_last)
     return min(prompt_tokens, kept_chunks * selection.chunk_size + protected)
 
 
@@ -233,6 +234,33 @@ def model_memory(
     )
 
 
+def draft_cache(draft: ModelMemory, load: Load) -> int:
+    """Return the bytes of keys and values of the prompts that the draft holds at once."""
+    return load.draft_prompts * (load.prompt_tokens + load.look_ahead) * draft.kv_per_token
+
+
+def check_draft_alone(total: int, reserve: int, draft: ModelMemory, load: Load) -> None:
+    """Check that a draft with a GPU of its own fits on it.
+
+    Args:
+        total: bytes of the GPU.
+        reserve: bytes to leave alone.
+        draft: the draft.
+        load: what must fit.
+
+    Raises:
+        ConfigurationError: it does not; says every number.
+    """
+    cache = draft_cache(draft, load)
+    if reserve + draft.weights + draft.activations + cache > total:
+        raise ConfigurationError(
+            f"a GPU of {_gib(total)} is too small for the draft alone: reserve {_gib(reserve)}, "
+            f"weights {_gib(draft.weights)}, activations {_gib(draft.activations)}, keys and "
+            f"values of {load.prompt_tokens} tokens {_gib(cache)}; allowed: a smaller "
+            "max_prompt_tokens or a smaller draft"
+        )
+
+
 def plan_gpu(
     *,
     total: int,
@@ -258,9 +286,7 @@ def plan_gpu(
         ConfigurationError: the models do not fit, or the pool cannot hold one whole prompt and its
             answer; says every number.
     """
-    draft_kv = 0
-    if draft is not None:
-        draft_kv = load.draft_prompts * (load.prompt_tokens + load.look_ahead) * draft.kv_per_token
+    draft_kv = draft_cache(draft, load) if draft is not None else 0
     draft_total = draft.weights + draft.activations + draft_kv if draft is not None else 0
     free_without_draft = total - reserve - target.weights - target.activations
     free = free_without_draft - draft_total

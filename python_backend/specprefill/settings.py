@@ -255,11 +255,11 @@ class TensorRTSettings(_Section):
     engine_dir: str | None = Field(
         None, description="Folder with manifest.json, draft/ and target/ that the build wrote."
     )
-    kv_cache_free_gpu_memory_fraction: float = Field(
-        0.9,
+    kv_cache_free_gpu_memory_fraction: float | None = Field(
+        None,
         gt=0,
         lt=1,
-        description="Share of the memory still free that the target's keys and values take.",
+        description="Share of the memory still free for the target's keys; unset: as built.",
     )
     enable_block_reuse: bool = Field(
         False, description="Share cached blocks between prompts with equal tokens and positions."

@@ -11,6 +11,7 @@ import enum
 import functools
 import inspect
 import json
+import os
 import sys
 import types
 from collections import OrderedDict
@@ -28,7 +29,7 @@ def bound(symbol: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         allowed = FACTS["callables"][symbol]
-        receives = [name for name in inspect.signature(function).parameters][:1]
+        receives = list(inspect.signature(function).parameters)[:1]
         skip = 1 if receives in (["self"], ["cls"]) else 0
 
         @functools.wraps(function)
@@ -241,6 +242,7 @@ class Runtime:
 
     @bound("tensorrt.Runtime.deserialize_cuda_engine")
     def deserialize_cuda_engine(self, serialized_engine: bytes) -> CudaEngine | None:
+        assert os.environ.get("IS_BUILDING") == "1", "a rank would wait for the others"
         return CudaEngine(json.loads(serialized_engine)) if serialized_engine else None
 
 
@@ -491,6 +493,8 @@ def build(model: LLaMAForCausalLM, build_config: Any) -> Engine:
         max_num_tokens=build_config.max_num_tokens,
         use_cache=True,
     )
+    profiles = {name: len(t.profiles) for name, t in WORLD.network.inputs.items()}
+    assert len(set(profiles.values())) == 1, f"inputs differ in their profiles: {profiles}"
     model.forward(**inputs)
     Path(build_config.output_timing_cache).write_bytes(b"timing")
     return Engine(model, build_config)

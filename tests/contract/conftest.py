@@ -113,7 +113,7 @@ def write_engine_folder(
             "num_key_value_heads": 2,
             "head_size": 16,
             "vocab_size": VOCABULARY,
-            "mapping": {"world_size": world_size},
+            "mapping": {"world_size": world_size, "tp_size": world_size, "pp_size": 1},
         }
         config = {"version": "1.2.1", "pretrained_config": pretrained, "build_config": build}
         (folder / "config.json").write_text(json.dumps(config))
@@ -123,6 +123,7 @@ def write_engine_folder(
         "context_length": CONTEXT,
         "query_window": QUERY_WINDOW,
         "score_layers": list(SCORE_LAYERS),
+        "kv_cache_free_gpu_memory_fraction": 0.7,
     }
     (root / "manifest.json").write_text(json.dumps(manifest))
     return root

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -78,7 +79,6 @@ def tiny_settings(tmp_path: Path, **build) -> Settings:
             "engine": "tensorrt_llm",
             "draft": {"model": str(models / "draft"), "layers": 3, "score_layers": [1, 2]},
             "target": {"model": str(models / "target")},
-            "tensorrt_llm": {"kv_cache_free_gpu_memory_fraction": 0.5},
             "build": {
                 "max_prompt_tokens": 4096,
                 "max_new_tokens": 64,
@@ -93,8 +93,14 @@ def build(world, tmp_path: Path, **build) -> BuildPlan:
     settings = tiny_settings(tmp_path, **build)
     plan = make_plan(settings, tmp_path / "engines")
     versions = engines.load_tensorrt_llm()
-    runner.build_all(plan, settings, versions, Console(quiet=True))
+    build_all(plan, settings, versions)
     return plan
+
+
+def build_all(plan: BuildPlan, settings: Settings, versions: dict[str, str]):
+    """Build in this process, where the double is."""
+    quiet = Console(quiet=True)
+    return runner.build_all(plan, settings, versions, quiet, lambda call, *args: call(*args))
 
 
 def hugging_face_rotation(qkv: np.ndarray, positions: np.ndarray, heads: int, kv_heads: int):
@@ -263,7 +269,7 @@ def test_build_of_both_engines(world, tmp_path):
         assert config.plugin_config.gemm_plugin is None
     folder = read_engine_folder(str(output))
     assert folder.draft.layers == 3
-    assert folder.target.world_size == 4
+    assert folder.kv_cache_fraction == plan.gpu.kv_cache_free_gpu_memory_fraction
     assert folder.context_length == 8192
     assert folder.query_window == 256
     manifest = json.loads((output / "manifest.json").read_text())
@@ -337,7 +343,7 @@ def test_steps_are_skipped_until_an_input_changes(world, tmp_path):
     versions = engines.load_tensorrt_llm()
 
     def outcomes(changed: Settings = settings, plan: BuildPlan = plan) -> dict[str, str]:
-        results = runner.build_all(plan, changed, versions, Console(quiet=True))
+        results = build_all(plan, changed, versions)
         return {result.name: result.outcome for result in results}
 
     assert set(outcomes().values()) == {"done"}
@@ -346,12 +352,28 @@ def test_steps_are_skipped_until_an_input_changes(world, tmp_path):
     assert [n for n, o in outcomes().items() if o == "done"] == ["build_target_rank0"]
     larger = tiny_settings(tmp_path, max_batch_size=4)
     again = outcomes(larger, make_plan(larger, plan.output))
-    assert again["build_draft_rank0"] == "already there"
-    assert again["build_target_rank0"] == "done"
+    assert [n for n, o in again.items() if o == "done"] == ["build_target_rank0"]
+    calibrated = tiny_settings(tmp_path, max_batch_size=4, calibration_samples=99)
+    again = outcomes(calibrated, make_plan(calibrated, plan.output))
+    done = [n for n, o in again.items() if o == "done"]
+    assert done == ["quantize_target", "build_target_rank0"]
+    larger = calibrated
     (tmp_path / "models" / "draft" / "model.safetensors").write_bytes(b"other weights")
     again = outcomes(larger, make_plan(larger, plan.output))
     assert again["build_draft_rank0"] == "done"
     assert again["build_target_rank0"] == "already there"
+
+
+def test_fewer_ranks_leave_no_engine_of_the_build_before(world, tmp_path):
+    build(world, tmp_path, tp_size=4)
+    plan = build(world, tmp_path, tp_size=2)
+    engines_left = {file.name for file in (plan.output / "target").glob("*.engine")}
+    assert engines_left == {"rank0.engine", "rank1.engine"}
+    checkpoint = plan.output / "work" / "target_checkpoint"
+    assert not (checkpoint / "rank2.safetensors").exists()
+    manifest = json.loads((plan.output / "manifest.json").read_text())
+    assert "target/rank2.engine" not in manifest["files"]
+    assert "IS_BUILDING" not in os.environ
 
 
 def test_a_failed_build_leaves_no_manifest(world, tmp_path):

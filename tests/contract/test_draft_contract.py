@@ -13,10 +13,12 @@ import pytest
 import torch
 from conftest import ENGINES, MAX_PROMPT, QUERY_WINDOW, SCORE_LAYERS, VOCABULARY
 from conftest import write_engine_folder as write
+from specprefill.draft import trtllm_draft
 from specprefill.draft.base import DraftEngine
 from specprefill.draft.torch_draft import TorchDraft
 from specprefill.draft.trtllm_draft import TrtllmDraft
 from specprefill.errors import ConfigurationError, EngineError, RequestCancelledError
+from specprefill.explicit_rotary import loader
 from specprefill.observer import AttentionObserver
 from specprefill.scoring import make_rule
 from specprefill.settings import DraftSettings, SelectionSettings, TensorRTSettings
@@ -280,3 +282,21 @@ def test_closed_draft_fails_the_request(make_draft: MakeDraft) -> None:
     draft.close()
     with pytest.raises(EngineError, match="closed"):
         observe(draft, prompt(50), RULES[0])
+
+
+def test_engine_that_does_not_load(
+    double: fake_tensorrt_llm.Double, make_draft: MakeDraft, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loader, "load_plugin", lambda: None)
+    with pytest.raises(ConfigurationError, match="no creator of plugin"):
+        make_draft()
+
+
+def test_cache_grows_and_is_kept(make_draft: MakeDraft, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trtllm_draft, "_CACHE_STEP", 64)
+    draft = make_draft()
+    capacities = []
+    for length in (10, 60, 61, 200, 20, 396):
+        observe(draft, prompt(length), RULES[0])
+        capacities.append(draft._cache[0].shape[3])
+    assert capacities == [64, 64, 128, 256, 256, MAX_PROMPT + 20]

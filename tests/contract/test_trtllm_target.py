@@ -14,10 +14,20 @@ import numpy as np
 import pytest
 from conftest import write_engine_folder
 from specprefill.errors import ConfigurationError, EngineError, InvalidRequestError
+from specprefill.explicit_rotary import loader
 from specprefill.settings import TargetSettings, TensorRTSettings
 from specprefill.target import trtllm_target
 from specprefill.target.trtllm_target import TrtllmTarget, cache_salt
-from test_target_contract import KEPT, PROMPT_LENGTH, dense, make_request, prompt, pruned, run
+from test_target_contract import (
+    KEPT,
+    PROMPT_LENGTH,
+    dense,
+    make_request,
+    prompt,
+    pruned,
+    run,
+    tokens_of,
+)
 
 MakeTrtllm = Callable[..., TrtllmTarget]
 Double = fake_tensorrt_llm.Double
@@ -35,6 +45,8 @@ def test_executor_is_configured_for_explicit_positions(
     assert config.max_batch_size == 3
     assert config.parallel_config.communication_mode.name == "LEADER"
     assert config.enable_trt_overlap is False
+    make_trtllm_target()
+    assert double.executors[1].config.kv_cache_config.free_gpu_memory_fraction == 0.7
 
 
 def test_lost_position_ids_change_the_answer(
@@ -58,6 +70,33 @@ def test_position_ids_out_of_step_are_never_sent(
     with pytest.raises(EngineError):
         target.submit(make_request(np.arange(5, dtype=np.int32), np.arange(4, dtype=np.int32), 4))
     assert double.executors[0].requests == []
+
+
+def test_cancelling_and_closing_reach_the_executor(
+    double: Double, make_trtllm_target: MakeTrtllm
+) -> None:
+    target = make_trtllm_target()
+    first = target.submit(dense(request_id="first", max_tokens=300))
+    next(first)
+    target.cancel("first")
+    assert double.executors[0].cancelled == [1]
+    second = target.submit(dense(request_id="second", max_tokens=300))
+    next(second)
+    second.close()  # type: ignore[attr-defined]
+    assert double.executors[0].cancelled == [1, 2]
+    run(target, pruned())
+    assert double.executors[0].cancelled == [1, 2]
+
+
+def test_place_is_free_once_the_answer_is_complete(make_trtllm_target: MakeTrtllm) -> None:
+    target = make_trtllm_target({"max_running": 1, "max_queue": 0})
+    unread = target.submit(pruned(request_id="unread"))
+    deadline = time.monotonic() + 10
+    while target.load != (0, 0, 0) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert len(run(target, pruned(request_id="next"))) == 8
+    assert not target.cancel("unread")
+    assert len(tokens_of(list(unread))) == 8
 
 
 def test_refused_request_is_that_request_s_error(
@@ -268,8 +307,10 @@ def test_engines_of_another_version(
         )
 
 
-def test_executor_that_does_not_start(double: Double, make_trtllm_target: MakeTrtllm) -> None:
-    trtllm_target.loader.load_plugin = lambda: None  # type: ignore[assignment, attr-defined]
+def test_executor_that_does_not_start(
+    make_trtllm_target: MakeTrtllm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loader, "load_plugin", lambda: None)
     with pytest.raises(ConfigurationError, match="no creator of plugin"):
         make_trtllm_target()
 

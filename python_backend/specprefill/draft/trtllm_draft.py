@@ -3,7 +3,7 @@
 
 The engine is the stock model with a contiguous key-value cache and, beyond its usual tensors, an
 input `scoring_query_index` (rows of the step whose queries are wanted) and an output
-`scoring_queries_{layer}` per scored layer (those queries, after rotary embedding).
+`scoring_queries_{layer}` per scored layer (those queries, rotated by the ExplicitRotary plugin).
 
 Not run on a GPU. Written against the signatures of TensorRT-LLM 1.2.1 and tested against a double
 of them that runs on a CPU.
@@ -23,6 +23,7 @@ import torch
 
 from specprefill.draft.base import DraftEngine
 from specprefill.errors import ConfigurationError, EngineError, RequestCancelledError
+from specprefill.explicit_rotary import loader
 from specprefill.model_folder import read_config
 from specprefill.observer import AttentionObserver
 from specprefill.settings import DraftSettings, SelectionSettings, TensorRTSettings
@@ -80,6 +81,7 @@ class TrtllmDraft(DraftEngine):
             ConfigurationError: TensorRT-LLM is missing or of another version, a file of the
                 engine is missing, the engine has a tensor that is not known here or lacks one,
                 or the settings ask for what the engine was not built for.
+            EngineError: the ExplicitRotary plugin cannot be loaded.
         """
         engines = read_engine_folder(tensorrt.engine_dir)
         self._config = engines.draft
@@ -88,10 +90,15 @@ class TrtllmDraft(DraftEngine):
         self._stop_ids = read_stop_token_ids(folder, read_config(folder, trust_remote_code))
         runtime = import_tensorrt_llm("runtime", self._config.version)
         convert = import_tensorrt_llm("_utils", self._config.version).trt_dtype_to_torch
+        # The engine's deserialisation looks the plugin up in this process's registry.
+        loader.load_plugin()
         self._stream = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
-        with torch.cuda.stream(self._stream):
-            file = self._config.folder / "rank0.engine"
-            self._session = runtime.Session.from_serialized_engine(file.read_bytes())
+        file = self._config.folder / "rank0.engine"
+        try:
+            with torch.cuda.stream(self._stream):
+                self._session = runtime.Session.from_serialized_engine(file.read_bytes())
+        except Exception as error:  # assertions and C++ exceptions, as the version likes
+            raise ConfigurationError(f"the engine {file} does not run: {error}") from error
         self._tensors = _EngineTensors(self._session.engine, convert, self._config)
         self._check_settings(settings, selection)
         self._cache: list[torch.Tensor] = []
@@ -210,6 +217,9 @@ class TrtllmDraft(DraftEngine):
         handle = 0 if self._stream is None else self._stream.cuda_stream
         if not self._session.run(inputs, outputs, handle):
             raise EngineError("the draft failed: TensorRT did not run the engine")
+        if self._stream is not None:
+            # TensorRT reads the host inputs while it runs; they must live until it is done.
+            self._stream.synchronize()
         heads, head_size = self._config.heads, self._config.head_size
         for layer in self._tensors.score_layers:
             if observer.wants(layer):
@@ -223,27 +233,25 @@ class TrtllmDraft(DraftEngine):
                 )
         # Columns beyond the vocabulary are padding of the weights' rows.
         token = outputs["logits"][0, : self._config.vocab_size].argmax()
-        if self._stream is not None:
-            # TensorRT reads the host inputs while it runs; they must live until it is done.
-            self._stream.synchronize()
+        # This waits for the stream, the observer's work included: its result is read elsewhere.
         return int(token)
 
     def _inputs(
         self, token_ids: npt.NDArray[np.int32], step: int, prompt_length: int, queries: int
     ) -> dict[str, torch.Tensor]:
         count = len(token_ids)
-        # While a generated token runs, the lengths count it: M + step; before it: one less.
-        length = prompt_length + step
+        length = prompt_length + step  # with the tokens of this step
+        # Before this step; a context step gives its own length, as TensorRT-LLM's runtime does.
         past = prompt_length + max(step - 1, 0)
         capacity = self._cache[0].shape[3]
         start = length - count
         values: dict[str, Any] = {
-            "input_ids": token_ids,
-            "position_ids": range(start, length),
+            "input_ids": token_ids.copy(),  # torch warns of memory that it may not write
+            "position_ids": torch.arange(start, length),
             "last_token_ids": [count],
             "context_lengths": [prompt_length],
             "sequence_length": [length],
-            "cache_indirection": np.zeros((1, 1, capacity), dtype=np.int32),
+            "cache_indirection": torch.zeros((1, 1, capacity), device=self._device),  # one beam
             "host_request_types": [min(step, 1)],  # 0 is context, 1 generation
             "host_past_key_value_lengths": [past],
             "host_context_lengths": [prompt_length],
@@ -251,13 +259,12 @@ class TrtllmDraft(DraftEngine):
             "host_sink_token_length": [0],
             "host_runtime_perf_knobs": [1] + [-1] * 15,  # the first is the multi-block mode
             "host_context_progress": [0],
-            "scoring_query_index": range(count - queries, count),
+            "scoring_query_index": torch.arange(count - queries, count),
         }
         inputs = {}
         for name in self._tensors.step_inputs:
             device = torch.device("cpu") if name.startswith("host_") else self._device
-            array = np.asarray(values[name])
-            inputs[name] = torch.from_numpy(array).to(device, _STEP_INPUTS[name])
+            inputs[name] = torch.as_tensor(values[name], dtype=_STEP_INPUTS[name], device=device)
         for layer, cache in enumerate(self._cache):
             inputs[f"past_key_value_{layer}"] = cache
         return inputs
@@ -318,7 +325,7 @@ class _EngineTensors:
         self.cache_type = inputs[caches[0]]
         self.query_type = outputs[scoring[0]]
         self.logits_type = outputs["logits"]
-        self.logits_width = int(engine.get_tensor_shape("logits")[-1])
+        self.logits_width = int(tuple(engine.get_tensor_shape("logits"))[-1])
         if self.cache_type not in _CACHE_TYPES:
             raise ConfigurationError(
                 f"the draft engine keeps its keys as {self.cache_type}; allowed: "

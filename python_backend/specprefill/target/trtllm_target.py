@@ -105,7 +105,8 @@ class TrtllmTarget(TargetEngine):
             self._reuse = False
         # The engine's deserialisation looks the plugin up in this process's registry.
         loader.load_plugin()
-        self._executor = self._start_executor(engine, tensorrt)
+        fraction = tensorrt.kv_cache_free_gpu_memory_fraction or engines.kv_cache_fraction
+        self._executor = self._start_executor(engine, fraction)
         self._lock = threading.Lock()
         self._answers: dict[int, _Answer] = {}  # executor's id -> answer that is not complete
         self._cache_tokens = 0
@@ -194,7 +195,7 @@ class TrtllmTarget(TargetEngine):
         if self._leads:
             self._executor.shutdown()
 
-    def _start_executor(self, engine: EngineConfig, tensorrt: TensorRTSettings) -> Any:
+    def _start_executor(self, engine: EngineConfig, cache_fraction: float | None) -> Any:
         api = self._api
         config = api.ExecutorConfig(
             # Eviction would move generated tokens into the prompt without extending its positions.
@@ -203,7 +204,7 @@ class TrtllmTarget(TargetEngine):
             ),
             kv_cache_config=api.KvCacheConfig(
                 enable_block_reuse=self._reuse,
-                free_gpu_memory_fraction=tensorrt.kv_cache_free_gpu_memory_fraction,
+                free_gpu_memory_fraction=cache_fraction,
             ),
             enable_chunked_context=True,
             # Normalised over the top k, the log probability of a greedy token is always 0.

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CancellationWatch: notices closed connections while nothing is being sent."""
+"""Notices closed connections while nothing is being sent."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
 from typing import Any
+
+import triton_python_backend_utils as pb_utils
 
 _PERIOD_SECONDS = 0.05
 
@@ -16,21 +18,22 @@ class CancellationWatch:
     def __init__(self) -> None:
         """Start the watching thread."""
         self._changed = threading.Condition()
-        self._watched: dict[str, tuple[Any, Callable[[], Any]]] = {}
+        self._watched: dict[int, tuple[Any, Callable[[], Any]]] = {}
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="cancellation", daemon=True)
         self._thread.start()
 
-    def add(self, key: str, sender: Any, on_cancel: Callable[[], Any]) -> None:
-        """Watch a sender; `on_cancel` is called from the watching thread, at most once."""
+    def watch(self, sender: Any, on_cancel: Callable[[], Any]) -> WatchedSender:
+        """Watch a response sender; `on_cancel` is called from the watching thread, once at most."""
         with self._changed:
-            self._watched[key] = (sender, on_cancel)
+            self._watched[id(sender)] = (sender, on_cancel)
             self._changed.notify()
+        return WatchedSender(self, sender)
 
-    def remove(self, key: str) -> None:
-        """Stop watching."""
+    def forget(self, sender: Any) -> None:
+        """Stop watching; when this returns, the sender is not being polled."""
         with self._changed:
-            self._watched.pop(key, None)
+            self._watched.pop(id(sender), None)
 
     def close(self) -> None:
         """End the watching thread."""
@@ -46,11 +49,31 @@ class CancellationWatch:
                     self._changed.wait()
                 if self._closed:
                     return
-                watched = dict(self._watched)
-            for key, (sender, on_cancel) in watched.items():
-                if sender.is_cancelled():
-                    self.remove(key)
-                    on_cancel()
+                # Polled under the lock: a sender that has sent its last response is gone in
+                # Triton's memory, and asking it for anything ends the whole server.
+                abandoned = [
+                    (sender, on_cancel)
+                    for sender, on_cancel in self._watched.values()
+                    if sender.is_cancelled()
+                ]
+                for sender, _ in abandoned:
+                    del self._watched[id(sender)]
+            for _, on_cancel in abandoned:
+                on_cancel()
             with self._changed:
-                if self._changed.wait_for(lambda: self._closed, _PERIOD_SECONDS):
-                    return
+                self._changed.wait_for(lambda: self._closed, _PERIOD_SECONDS)
+
+
+class WatchedSender:
+    """A response sender that is never asked about cancellation after its last response."""
+
+    def __init__(self, watch: CancellationWatch, sender: Any) -> None:
+        """Wrap a sender that `watch` watches."""
+        self._watch = watch
+        self._sender = sender
+
+    def send(self, response: Any, final: bool = False) -> None:
+        """Send a response; with `final`, the last one."""
+        if final:
+            self._watch.forget(self._sender)
+        self._sender.send(response, pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if final else 0)

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from specprefill.errors import RequestCancelledError, ServerBusyError
+from specprefill.errors import InvalidRequestError, RequestCancelledError, ServerBusyError
 from specprefill.settings import load_settings
 from specprefill.triton_models import requests
-from specprefill.triton_models.cancellation import CancellationWatch
+from specprefill.triton_models.cancellation import CancellationWatch, WatchedSender
 from specprefill.triton_models.tensors import (
     ANSWER,
     KEPT_IDS,
@@ -27,18 +27,42 @@ from specprefill.triton_models.tensors import (
 _FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 
 
+class _Flight:
+    """One request on its way through the steps.
+
+    Attributes:
+        step_id: the request id that the steps see; clients may send the same one twice, or none.
+        cancelled: set once the client gave the request up.
+    """
+
+    def __init__(self) -> None:
+        self.step_id = uuid.uuid4().hex
+        self.cancelled = threading.Event()
+
+    def cancel(self) -> None:
+        """Tell the steps to stop, in whichever the request is."""
+        self.cancelled.set()
+        _stop_steps(self.step_id)
+
+    def check(self) -> None:
+        """Raise RequestCancelledError if the client gave the request up."""
+        if self.cancelled.is_set():
+            raise RequestCancelledError("the request was cancelled")
+
+
 class EntryModel:
     """Drives preprocessing, draft and target for each request in a thread of its own."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Start the thread pool; the steps hold the models."""
+        """Start the threads; the steps hold the models."""
         target = load_settings().target
-        # One thread per request that can be in flight, so that a full queue is told at once.
         self._capacity = target.max_running + target.max_queue
-        self._workers = ThreadPoolExecutor(self._capacity + 1, thread_name_prefix="request")
+        self._workers = ThreadPoolExecutor(self._capacity, thread_name_prefix="request")
+        # Stop requests must not wait for a free worker.
+        self._stopper = ThreadPoolExecutor(1, thread_name_prefix="stop")
         self._watch = CancellationWatch()
         self._lock = threading.Lock()
-        self._in_flight: dict[str, set[str]] = {}  # client id -> step ids
+        self._flights: dict[str, set[_Flight]] = {}  # client id -> requests in flight
         self._count = 0
 
     def execute(self, batch: list[Any]) -> None:
@@ -47,16 +71,11 @@ class EntryModel:
             sender = request.get_response_sender()
             try:
                 if requests.is_stop(request):
-                    self._forward_stop(request)
+                    self._stop(request.request_id())
                     text = requests.output(ANSWER[0], [""])
                     sender.send(pb_utils.InferenceResponse([text]), _FINAL)
                     continue
-                with self._lock:
-                    if self._count >= self._capacity:
-                        raise ServerBusyError(
-                            f"server busy: {self._count} requests are in flight; try again later"
-                        )
-                    self._count += 1
+                self._admit()
             except Exception as error:
                 sender.send(requests.error_response(error), _FINAL)
                 continue
@@ -66,66 +85,67 @@ class EntryModel:
         """Let threads end with the steps they wait for."""
         self._watch.close()
         self._workers.shutdown(wait=False, cancel_futures=True)
+        self._stopper.shutdown(wait=False)
+
+    def _admit(self) -> None:
+        with self._lock:
+            if self._count >= self._capacity:
+                raise ServerBusyError(
+                    f"server busy: {self._count} requests are in flight; try again later"
+                )
+            self._count += 1
+
+    def _stop(self, client_id: str) -> None:
+        if not client_id:
+            raise InvalidRequestError("stop", "the request has no id", "a running request's id")
+        with self._lock:
+            flights = tuple(self._flights.get(client_id, ()))
+        for flight in flights:
+            # A blocking call from `execute` would wait for steps that may be waiting for us.
+            self._stopper.submit(flight.cancel)
 
     def _serve(self, request: Any, sender: Any) -> None:
-        # The steps see an id of ours: clients may send the same one twice, or none.
-        step_id = uuid.uuid4().hex
+        flight = _Flight()
         client_id = request.request_id()
         with self._lock:
-            self._in_flight.setdefault(client_id, set()).add(step_id)
-        cancelled = threading.Event()
-
-        def cancel() -> None:
-            cancelled.set()
-            _stop_steps(step_id)
-
-        self._watch.add(step_id, sender, cancel)
+            self._flights.setdefault(client_id, set()).add(flight)
+        watched = self._watch.watch(sender, flight.cancel)
         try:
-            self._run(request, sender, step_id, cancelled)
+            self._run(request, watched, flight)
         except _StepError as error:
-            sender.send(pb_utils.InferenceResponse(error=error.response.error()), _FINAL)
+            watched.send(pb_utils.InferenceResponse(error=error.response.error()), final=True)
         except Exception as error:
-            sender.send(requests.error_response(error), _FINAL)
+            watched.send(requests.error_response(error), final=True)
         finally:
-            self._watch.remove(step_id)
             with self._lock:
                 self._count -= 1
-                self._in_flight[client_id].discard(step_id)
-                if not self._in_flight[client_id]:
-                    del self._in_flight[client_id]
+                self._flights[client_id].discard(flight)
+                if not self._flights[client_id]:
+                    del self._flights[client_id]
 
-    def _run(self, request: Any, sender: Any, step_id: str, cancelled: threading.Event) -> None:
+    def _run(self, request: Any, sender: WatchedSender, flight: _Flight) -> None:
         tensors = {tensor.name(): tensor for tensor in request.inputs()}
-        tensors.update(_step("preprocessing", tensors, step_id))
-        if cancelled.is_set():
-            raise RequestCancelledError("the client closed the request")
+        tensors.update(_step("preprocessing", tensors, flight.step_id))
+        flight.check()
         try:
-            tensors.update(_step("draft", tensors, step_id))
+            tensors.update(_step("draft", tensors, flight.step_id))
         except _StepError as error:
-            # What the client got wrong, or gave up, is no failure of the draft.
-            codes = pb_utils.TritonError
-            if error.response.error().code() in (codes.INVALID_ARG, codes.CANCELLED):
-                raise
-            tensors.update(_keep_all(tensors["prompt_ids"], error.response.error().message()))
-        if cancelled.is_set():
-            raise RequestCancelledError("the client closed the request")
-        for response in _request("target", tensors, step_id).exec(decoupled=True):
+            flight.check()
+            tensors.update(_keep_all(tensors["prompt_ids"], str(error)))
+        flight.check()
+        stopped_again = False
+        for response in _request("target", tensors, flight.step_id).exec(decoupled=True):
             if response.has_error():
-                sender.send(pb_utils.InferenceResponse(error=response.error()), _FINAL)
-                return
+                raise _StepError(response)
+            if flight.cancelled.is_set() and not stopped_again:
+                # The stop request may have reached the target before this request did.
+                stopped_again = True
+                _stop_steps(flight.step_id)
             outputs = response.output_tensors()
-            if not outputs:
-                continue
-            # The target marks its last piece with a finish reason.
-            final = any(tensor.name() == "finish_reason" for tensor in outputs)
-            sender.send(pb_utils.InferenceResponse(outputs), _FINAL if final else 0)
-
-    def _forward_stop(self, request: Any) -> None:
-        with self._lock:
-            step_ids = tuple(self._in_flight.get(request.request_id(), ()))
-        for step_id in step_ids:
-            # A blocking call from `execute` would wait for models that may be waiting for us.
-            self._workers.submit(_stop_steps, step_id)
+            if outputs:
+                # The target marks its last piece with a finish reason.
+                final = any(tensor.name() == "finish_reason" for tensor in outputs)
+                sender.send(pb_utils.InferenceResponse(outputs), final)
 
 
 class _StepError(Exception):

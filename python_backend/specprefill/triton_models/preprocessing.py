@@ -11,9 +11,7 @@ import triton_python_backend_utils as pb_utils
 from specprefill.engines import make_prompt_encoder
 from specprefill.settings import load_settings
 from specprefill.triton_models import requests
-from specprefill.triton_models.tensors import PROMPT_IDS, PROTECTED_SPANS, SAMPLING
-
-_MAX_TOKENS = [tensor for tensor in SAMPLING if tensor.name == "max_tokens"]
+from specprefill.triton_models.tensors import PROMPT_IDS, PROTECTED_SPANS, SAMPLING, SELECTION
 
 
 class PreprocessingModel:
@@ -44,9 +42,8 @@ class PreprocessingModel:
         text = requests.read_scalar(request, "text_input")
         messages = requests.read_scalar(request, "messages")
         requests.refuse_unsupported(request)
-        sampling = self._settings.sampling.for_request(
-            requests.read_overrides(request, _MAX_TOKENS)
-        )
+        self._settings.selection.for_request(requests.read_overrides(request, SELECTION))
+        sampling = self._settings.sampling.for_request(requests.read_overrides(request, SAMPLING))
         prompt = self._encoder.encode(text, messages, sampling.max_tokens)
         # Triton passes no tensor without elements between steps; an empty span protects nothing.
         return prompt.token_ids, list(prompt.protected) or [(0, 0)]

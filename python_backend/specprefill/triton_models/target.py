@@ -18,7 +18,7 @@ from specprefill.errors import InvalidRequestError, RequestCancelledError
 from specprefill.generator import TextPiece
 from specprefill.settings import load_settings
 from specprefill.triton_models import requests
-from specprefill.triton_models.cancellation import CancellationWatch
+from specprefill.triton_models.cancellation import CancellationWatch, WatchedSender
 from specprefill.triton_models.metrics import Metrics
 from specprefill.triton_models.tensors import ANSWER, SAMPLING, SPECULATION, Tensor
 
@@ -135,23 +135,23 @@ class TargetModel:
         client_id: str,
         engine_id: str,
     ) -> None:
-        self._watch.add(engine_id, sender, lambda: self._engine.cancel(engine_id))
+        watched = self._watch.watch(sender, lambda: self._engine.cancel(engine_id))
         try:
             with contextlib.closing(pieces):  # type: ignore[type-var]
-                self._send_pieces(sender, pieces, options)
+                self._send_pieces(watched, pieces, options)
         except Exception as error:
             if isinstance(error, RequestCancelledError):
                 self._metrics.cancelled()
-            response = requests.error_response(error)
-            sender.send(response, pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+            watched.send(requests.error_response(error), final=True)
         finally:
-            self._watch.remove(engine_id)
             with self._lock:
                 self._in_flight[client_id].discard(engine_id)
                 if not self._in_flight[client_id]:
                     del self._in_flight[client_id]
 
-    def _send_pieces(self, sender: Any, pieces: Iterator[TextPiece], options: _Options) -> None:
+    def _send_pieces(
+        self, sender: WatchedSender, pieces: Iterator[TextPiece], options: _Options
+    ) -> None:
         collected: list[TextPiece] = []
         first: TextPiece | None = None
         cumulative = 0.0
@@ -167,9 +167,8 @@ class TargetModel:
             with_statistics = final or piece is first
             response = _response(collected, first, options, cumulative, with_statistics)
             collected = []
-            flags = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if final else 0
             # The final flag travels with the last piece: alone, it races with it.
-            sender.send(response, flags)
+            sender.send(response, final)
 
 
 def _response(

@@ -101,11 +101,13 @@ class ModelTensors:
 
 
 _REFUSED_TENSORS = tuple(tensor for tensor, _ in REFUSED.values())
-_MAX_TOKENS = tuple(t for t in SAMPLING if t.name == "max_tokens")
+_ALIASES = tuple(tensor for tensor in OUTPUT_OPTIONS if tensor.name in ALIASES)
 
 STEPS = {
     "preprocessing": ModelTensors(
-        (*PROMPT, *_MAX_TOKENS, *_REFUSED_TENSORS, STOP), (PROMPT_IDS, PROTECTED_SPANS)
+        # All settings, so that a bad one is told before the draft has worked for seconds.
+        (*PROMPT, *SAMPLING, *SELECTION, *_ALIASES, *_REFUSED_TENSORS, STOP),
+        (PROMPT_IDS, PROTECTED_SPANS),
     ),
     "draft": ModelTensors(
         (PROMPT_IDS, PROTECTED_SPANS, *SELECTION, STOP), (KEPT_IDS, POSITION_IDS, *SPECULATION)

@@ -29,7 +29,6 @@ class EngineConfig:
         kv_heads: key-value heads.
         head_size: d.
         vocab_size: tokens that exist; logits may have more columns.
-        world_size: MPI ranks that run it together.
         max_batch_size: most sequences per step.
         max_input_len: most prompt tokens of a sequence.
         max_seq_len: most prompt and generated tokens of a sequence.
@@ -43,7 +42,6 @@ class EngineConfig:
     kv_heads: int
     head_size: int
     vocab_size: int
-    world_size: int
     max_batch_size: int
     max_input_len: int
     max_seq_len: int
@@ -59,12 +57,15 @@ class EngineFolder:
         target: the target's engine.
         context_length: largest position + 1 that the target's rotary tables hold.
         query_window: most prompt queries that the draft gives in one pass.
+        kv_cache_fraction: share of the free GPU memory that the build planned for the target's
+            keys and values; None if it planned none.
     """
 
     draft: EngineConfig
     target: EngineConfig
     context_length: int
     query_window: int
+    kv_cache_fraction: float | None
 
 
 def read_engine_folder(path: str | None) -> EngineFolder:
@@ -88,6 +89,7 @@ def read_engine_folder(path: str | None) -> EngineFolder:
         target=_read_engine_config(root / "target"),
         context_length=_integer(manifest, "context_length", manifest_file),
         query_window=_integer(manifest, "query_window", manifest_file),
+        kv_cache_fraction=manifest.get("kv_cache_free_gpu_memory_fraction"),
     )
 
 
@@ -118,7 +120,8 @@ def _read_engine_config(folder: Path) -> EngineConfig:
     config = _read_json(file)
     model = _section(config, "pretrained_config", file)
     build = _section(config, "build_config", file)
-    world_size = _integer(_section(model, "mapping", file), "world_size", file)
+    mapping = _section(model, "mapping", file)
+    world_size = _integer(mapping, "tp_size", file) * _integer(mapping, "pp_size", file)
     for rank in range(world_size):
         if not (folder / f"rank{rank}.engine").is_file():
             raise ConfigurationError(f"{folder / f'rank{rank}.engine'} does not exist")
@@ -133,7 +136,6 @@ def _read_engine_config(folder: Path) -> EngineConfig:
         kv_heads=_integer(model, "num_key_value_heads", file),
         head_size=_integer(model, "head_size", file),
         vocab_size=_integer(model, "vocab_size", file),
-        world_size=world_size,
         max_batch_size=_integer(build, "max_batch_size", file),
         max_input_len=_integer(build, "max_input_len", file),
         max_seq_len=_integer(build, "max_seq_len", file),

@@ -51,7 +51,7 @@ def install(
     executor.Executor = type("Executor", (Executor,), attributes)  # type: ignore[attr-defined]
     runtime = ModuleType("tensorrt_llm.runtime")
     runtime.Session = type(  # type: ignore[attr-defined]
-        "Session", (session.Session,), {"sessions": double.sessions}
+        "Session", (session.Session,), {"double": double}
     )
     utils = ModuleType("tensorrt_llm._utils")
     utils.trt_dtype_to_torch = trt_dtype_to_torch  # type: ignore[attr-defined]

@@ -35,6 +35,7 @@ class Executor:
         self.double.executors.append(self)
         self.config = executor_config
         self.requests: list[Any] = []
+        self.cancelled: list[int] = []
         self.failure: Exception | None = None
         self.error_of_next_request: str | None = None
         self.hold = threading.Event()  # cleared: no answer leaves the executor
@@ -86,6 +87,7 @@ class Executor:
         return responses
 
     def cancel_request(self, id: int) -> None:
+        self.cancelled.append(id)
         self._target.cancel(str(id))
 
     def get_latest_iteration_stats(self) -> list[Any]:
