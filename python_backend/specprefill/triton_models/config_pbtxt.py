@@ -6,7 +6,14 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from specprefill.triton_models.tensors import MAX_BATCH_SIZE, MODELS, STEPS, Tensor
+from specprefill.triton_models.tensors import (
+    ERRORS_AS_OUTPUT,
+    MAX_BATCH_SIZE,
+    MODELS,
+    STEP_ERROR,
+    STEPS,
+    Tensor,
+)
 
 _DECOUPLED = ("target", "specprefill")
 
@@ -52,10 +59,12 @@ def _step(model: str) -> str:
     lines += [
         f'    input_map {{ key: "{t.name}", value: "{_inner(model, t, False)}" }}'
         for t in tensors.inputs
+        if t != ERRORS_AS_OUTPUT
     ]
     lines += [
         f'    output_map {{ key: "{t.name}", value: "{_inner(model, t, True)}" }}'
         for t in tensors.outputs
+        if t != STEP_ERROR
     ]
     return "\n".join([*lines, "  } ]"])
 

@@ -17,6 +17,7 @@ from specprefill.triton_models import requests
 from specprefill.triton_models.cancellation import CancellationWatch, WatchedSender
 from specprefill.triton_models.tensors import (
     ANSWER,
+    ERRORS_AS_OUTPUT,
     KEPT_IDS,
     POSITION_IDS,
     SPECULATION,
@@ -113,7 +114,7 @@ class EntryModel:
         try:
             self._run(request, watched, flight)
         except _StepError as error:
-            watched.send(pb_utils.InferenceResponse(error=error.response.error()), final=True)
+            watched.send(pb_utils.InferenceResponse(error=error.error), final=True)
         except Exception as error:
             watched.send(requests.error_response(error), final=True)
         finally:
@@ -133,15 +134,19 @@ class EntryModel:
             flight.check()
             tensors.update(_keep_all(tensors["prompt_ids"], str(error)))
         flight.check()
+        tensors[ERRORS_AS_OUTPUT.name] = requests.batched(ERRORS_AS_OUTPUT, True)
         stopped_again = False
         for response in _request("target", tensors, flight.step_id).exec(decoupled=True):
             if response.has_error():
-                raise _StepError(response)
+                raise _StepError(response.error())
             if flight.cancelled.is_set() and not stopped_again:
                 # The stop request may have reached the target before this request did.
                 stopped_again = True
                 _stop_steps(flight.step_id)
             outputs = response.output_tensors()
+            failure = requests.read_step_error(outputs)
+            if failure is not None:
+                raise _StepError(failure)
             if outputs:
                 # The target marks its last piece with a finish reason.
                 final = any(tensor.name() == "finish_reason" for tensor in outputs)
@@ -151,9 +156,9 @@ class EntryModel:
 class _StepError(Exception):
     """A step answered with an error."""
 
-    def __init__(self, response: Any) -> None:
-        super().__init__(response.error().message())
-        self.response = response
+    def __init__(self, error: Any) -> None:
+        super().__init__(error.message())
+        self.error = error
 
 
 def _request(model: str, tensors: dict[str, Any], step_id: str) -> Any:
@@ -170,7 +175,7 @@ def _request(model: str, tensors: dict[str, Any], step_id: str) -> Any:
 def _step(model: str, tensors: dict[str, Any], step_id: str) -> dict[str, Any]:
     response = _request(model, tensors, step_id).exec()
     if response.has_error():
-        raise _StepError(response)
+        raise _StepError(response.error())
     return {tensor.name(): tensor for tensor in response.output_tensors()}
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from specprefill.errors import InvalidRequestError, SpecPrefillError
-from specprefill.triton_models.tensors import ALIASES, REFUSED, Tensor
+from specprefill.triton_models.tensors import ALIASES, REFUSED, STEP_ERROR, Tensor
 
 _NUMPY = {
     "INT32": np.int32,
@@ -107,20 +107,39 @@ def output(tensor: Tensor, value: Any) -> Any:
     return pb_utils.Tensor(tensor.name, array[None] if array.ndim == 0 else array)
 
 
+def describe_error(error: Exception) -> tuple[str, str]:
+    """Return the name of Triton's code for an exception, and the sentence for the client."""
+    if isinstance(error, SpecPrefillError):
+        return error.triton_code, str(error)
+    return "INTERNAL", f"internal error: {type(error).__name__}: {error}"
+
+
 def error_response(error: Exception) -> Any:
     """Turn an exception into a Triton response with the right code."""
-    if isinstance(error, SpecPrefillError):
-        code = getattr(pb_utils.TritonError, error.triton_code)
-        return pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error), code))
-    message = f"internal error: {type(error).__name__}: {error}"
-    return pb_utils.InferenceResponse(
-        error=pb_utils.TritonError(message, pb_utils.TritonError.INTERNAL)
-    )
+    code, message = describe_error(error)
+    code = getattr(pb_utils.TritonError, code)
+    return pb_utils.InferenceResponse(error=pb_utils.TritonError(message, code))
+
+
+def error_as_output(error: Exception) -> Any:
+    """Turn an exception into a response that carries it as a tensor; see ERRORS_AS_OUTPUT."""
+    return pb_utils.InferenceResponse([output(STEP_ERROR, list(describe_error(error)))])
+
+
+def read_step_error(tensors: Iterable[Any]) -> Any:
+    """Return the Triton error that `error_as_output` put among output tensors, or None."""
+    for tensor in tensors:
+        if tensor.name() == STEP_ERROR.name:
+            code, message = (_text(STEP_ERROR.name, part) for part in tensor.as_numpy())
+            return pb_utils.TritonError(message, getattr(pb_utils.TritonError, code))
+    return None
 
 
 def _array(tensor: Tensor, value: Any) -> np.ndarray:
     if tensor.dtype == "STRING":
-        return np.asarray(value.encode() if isinstance(value, str) else value, dtype=np.object_)
+        values = value if isinstance(value, list) else [value]
+        array = np.asarray([v.encode() for v in values], dtype=np.object_)
+        return array if isinstance(value, list) else array[0:1].reshape(())
     return np.asarray(value, dtype=_NUMPY[tensor.dtype])
 
 

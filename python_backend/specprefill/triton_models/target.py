@@ -20,7 +20,13 @@ from specprefill.settings import load_settings
 from specprefill.triton_models import requests
 from specprefill.triton_models.cancellation import CancellationWatch, WatchedSender
 from specprefill.triton_models.metrics import Metrics
-from specprefill.triton_models.tensors import ANSWER, SAMPLING, SPECULATION, Tensor
+from specprefill.triton_models.tensors import (
+    ANSWER,
+    ERRORS_AS_OUTPUT,
+    SAMPLING,
+    SPECULATION,
+    Tensor,
+)
 
 _ANSWER = {tensor.name: tensor for tensor in ANSWER}
 
@@ -30,6 +36,7 @@ class _Options:
     """What a request wants to see of its answer."""
 
     stream: bool
+    errors_as_output: bool
     log_probs: bool
     num_input_tokens: bool
     num_output_tokens: bool
@@ -115,6 +122,7 @@ class TargetModel:
             exclude = self._settings.server.exclude_input_in_output
         options = _Options(
             stream=stream,
+            errors_as_output=bool(requests.read_scalar(request, ERRORS_AS_OUTPUT.name)),
             log_probs=bool(requests.read_scalar(request, "return_log_probs")),
             num_input_tokens=bool(requests.read_scalar(request, "return_num_input_tokens")),
             num_output_tokens=bool(requests.read_scalar(request, "return_num_output_tokens")),
@@ -142,7 +150,10 @@ class TargetModel:
         except Exception as error:
             if isinstance(error, RequestCancelledError):
                 self._metrics.cancelled()
-            watched.send(requests.error_response(error), final=True)
+            respond = requests.error_response
+            if options.errors_as_output:
+                respond = requests.error_as_output
+            watched.send(respond(error), final=True)
         finally:
             with self._lock:
                 self._in_flight[client_id].discard(engine_id)

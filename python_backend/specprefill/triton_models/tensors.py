@@ -69,6 +69,11 @@ REFUSED: dict[str, tuple[Tensor, float | None]] = {
 }
 STOP = Tensor("stop", "BOOL")
 
+# An error in the middle of a stream never reaches a Python model that called the one that failed
+# (measured with Triton 2.51), so the entry asks the target to send errors as a tensor.
+ERRORS_AS_OUTPUT = Tensor("errors_as_output", "BOOL")
+STEP_ERROR = Tensor("step_error", "STRING", (2,))  # Triton's code and the sentence
+
 PROMPT_IDS = Tensor("prompt_ids", "INT32", (-1,), optional=False)
 PROTECTED_SPANS = Tensor("protected_spans", "INT32", (-1, 2), optional=False)
 KEPT_IDS = Tensor("kept_ids", "INT32", (-1,), optional=False)
@@ -113,8 +118,11 @@ STEPS = {
         (PROMPT_IDS, PROTECTED_SPANS, *SELECTION, STOP), (KEPT_IDS, POSITION_IDS, *SPECULATION)
     ),
     "target": ModelTensors(
-        (PROMPT_IDS, KEPT_IDS, POSITION_IDS, *SPECULATION, *SAMPLING, *OUTPUT_OPTIONS, STOP),
-        (*ANSWER, *SPECULATION),
+        (
+            *(PROMPT_IDS, KEPT_IDS, POSITION_IDS, *SPECULATION),
+            *(*SAMPLING, *OUTPUT_OPTIONS, STOP, ERRORS_AS_OUTPUT),
+        ),
+        (*ANSWER, *SPECULATION, STEP_ERROR),
     ),
 }
 ENTRY = ModelTensors(
