@@ -38,7 +38,7 @@ configs: setup
 	$(BIN)/python -m specprefill.triton_models.config_pbtxt model_repository
 
 docs: setup
-	$(BIN)/python -m specprefill.settings_reference > docs/configuration.md
+	$(BIN)/python -m specprefill.settings_reference docs/configuration.md
 
 clean:
 	rm -rf .venv build dist

@@ -8,6 +8,7 @@ import ctypes
 import importlib.util
 import os
 import re
+import secrets
 import shutil
 import signal
 import socket
@@ -61,6 +62,7 @@ class TritonServer:
 
     Attributes:
         settings: with the ports that were really taken.
+        shared_memory_prefix: how the names of its shared-memory regions begin.
         log_path: the server's log while it runs.
     """
 
@@ -68,6 +70,8 @@ class TritonServer:
         """Prepare; nothing runs before `start`."""
         self.settings = settings
         self._repository = model_repository or default_model_repository()
+        # Names the launcher, so that a later start can tell whose regions are stale.
+        self.shared_memory_prefix = f"{_SHM_PREFIX}{os.getpid()}_{secrets.token_hex(4)}_"
         self._process: subprocess.Popen[bytes] | None = None
         self._workspace: tempfile.TemporaryDirectory[str] | None = None
 
@@ -139,7 +143,7 @@ class TritonServer:
             f"--grpc-port={server.grpc_port}",
             f"--metrics-address={server.host}",
             f"--metrics-port={server.metrics_port}",
-            f"--backend-config=python,shm-region-prefix-name={_SHM_PREFIX}{os.getpid()}_",
+            f"--backend-config=python,shm-region-prefix-name={self.shared_memory_prefix}",
             f"--exit-timeout-secs={_STOP_SECONDS - 5}",
             *installation.arguments,
         ]
@@ -225,7 +229,7 @@ class TritonServer:
                 os.killpg(group, signal.SIGKILL)
             self._process.wait()
             self._process = None
-        remove_shared_memory(f"{_SHM_PREFIX}{os.getpid()}_")
+        remove_shared_memory(self.shared_memory_prefix)
         if self._workspace is not None:
             self._workspace.cleanup()
             self._workspace = None

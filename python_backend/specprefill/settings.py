@@ -404,7 +404,7 @@ def _first_problem(error: ValidationError) -> str:
     return f"{field}: got {problem['input']!r}; {message[0].lower()}{message[1:]}"
 
 
-def _allowed(model: type[BaseModel], field: str) -> str:
+def allowed_values(model: type[BaseModel], field: str) -> str:
     """Describe a field's range from its own declaration, so that errors and docs agree."""
     info = model.model_json_schema()["properties"][field]
     options = info.get("anyOf", [info])
@@ -436,7 +436,7 @@ def _validate_request(model: type[SectionT], values: Mapping[str, Any]) -> Secti
         if problem["type"] == "extra_forbidden":
             names = ", ".join(model.model_fields)
             raise InvalidRequestError(field, "unknown setting", names) from error
-        allowed = _allowed(model, field)
+        allowed = allowed_values(model, field)
         if problem["type"] == "value_error":
             allowed = f"{allowed}; {problem['msg'].removeprefix('Value error, ')}"
         raise InvalidRequestError(field, f"got {problem['input']!r}", allowed) from error

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 import gc
-import logging
+import shutil
 
 import numpy as np
 import psutil
@@ -13,7 +13,6 @@ from specprefill.scoring import make_rule
 from specprefill.settings import DraftSettings, SelectionSettings
 from transformers import AutoModelForCausalLM
 
-logging.getLogger("transformers").setLevel(logging.ERROR)
 LOOKAHEAD = SelectionSettings(scorer="lookahead", look_ahead=5, pool_kernel=3)
 
 
@@ -185,6 +184,18 @@ def test_out_of_memory_is_an_engine_error(tiny_llama, monkeypatch):
     )
     with pytest.raises(EngineError, match="not enough memory"):
         importance(draft, prompt(50), SelectionSettings())
+
+
+def test_a_folder_that_lacks_weights_is_refused(tiny_llama, tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    folder = tmp_path / "damaged"
+    shutil.copytree(tiny_llama, folder)
+    weights = load_file(folder / "model.safetensors")
+    del weights["model.layers.2.self_attn.k_proj.weight"]
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ConfigurationError, match=r"lacks 1 weights, first .*k_proj"):
+        TorchDraft(folder, DraftSettings())
 
 
 @pytest.mark.parametrize(

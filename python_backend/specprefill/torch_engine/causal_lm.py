@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 from transformers.modeling_utils import AttentionInterface
+from transformers.utils import logging as transformers_logging
 
 from specprefill.errors import ConfigurationError
 from specprefill.model_folder import read_config
@@ -98,10 +99,14 @@ def load_causal_lm(
         config.num_hidden_layers = layers
         if getattr(config, "layer_types", None):
             config.layer_types = config.layer_types[:layers]
+    # Layers that an early exit leaves out are meant to be unused; what is missing is told below.
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
     try:
-        model = AutoModelForCausalLM.from_pretrained(
+        model, loaded = AutoModelForCausalLM.from_pretrained(
             folder,
             config=config,
+            output_loading_info=True,
             dtype=resolve_dtype(dtype, device),
             attn_implementation=_IMPLEMENTATION,
             trust_remote_code=trust_remote_code,
@@ -109,6 +114,11 @@ def load_causal_lm(
         )
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"model folder {folder}: {error}") from error
+    if loaded["missing_keys"]:
+        missing = sorted(loaded["missing_keys"])
+        raise ConfigurationError(
+            f"model folder {folder} lacks {len(missing)} weights, first {missing[0]}"
+        )
     return model.to(device).eval().requires_grad_(False)
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any, cast
 
 import torch
@@ -25,7 +26,10 @@ class Int8Linear(torch.nn.Module):
         # One bit of headroom: the int16 accumulator of processors without VNNI would saturate.
         scales = weight.abs().amax(dim=1).clamp_min(1e-8) / 127.0
         zeros = torch.zeros_like(scales, dtype=torch.int64)
-        quantized = torch.quantize_per_channel(weight, scales, zeros, 0, torch.qint8)
+        with warnings.catch_warnings():
+            # Announces that a later torch will lack it; the version is pinned.
+            warnings.simplefilter("ignore", UserWarning)
+            quantized = torch.quantize_per_channel(weight, scales, zeros, 0, torch.qint8)
         bias = None if linear.bias is None else linear.bias.detach().float()
         self._packed = torch.ops.quantized.linear_prepack(quantized, bias)
         self._dtype = linear.weight.dtype
