@@ -2,7 +2,7 @@
 PYTHON ?= $(firstword $(foreach v,3.11 3.12 3.10,$(shell command -v python$(v))))
 BIN := .venv/bin
 
-.PHONY: setup demo serve test lint bench-quick configs docs clean
+.PHONY: setup demo serve test lint bench-quick gpu-check gpu-check-torch configs docs clean
 
 setup: .venv/.installed
 
@@ -33,6 +33,14 @@ lint: setup
 
 bench-quick: setup
 	$(BIN)/python benchmarks/quick.py
+
+# Without a .venv the system's Python is used, as in TensorRT-LLM's container.
+CONFIG ?= configs/llama-3.1-8b-fp8.yaml
+gpu-check:
+	$(if $(wildcard $(BIN)/python),$(BIN)/python,python3) -m gpu_check --config $(CONFIG)
+
+gpu-check-torch:
+	$(if $(wildcard $(BIN)/python),$(BIN)/python,python3) -m gpu_check --suite torch
 
 configs: setup
 	$(BIN)/python -m specprefill.triton_models.config_pbtxt model_repository

@@ -159,7 +159,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--output", type=Path, default=Path("build/bench-quick.json"))
     arguments = parser.parse_args()
-    console = Console(width=120)
+    console = Console(width=150)
     resolve_model("smollm2", console.print)
     configs = default_config().parent
     default = load_settings(configs / "smollm2-cpu.yaml", FREE_PORTS, environment={})
@@ -192,8 +192,8 @@ def table(rows: list[dict[str, Any]]) -> Table:
     """Lay the medians out, one row per configuration and prompt length."""
     out = Table(title="TTFT, medians of one interleaved run")
     columns = (
-        "configuration", "prompt", "kept", "dense", "sparse", "ratio", "through Triton: dense",
-        "sparse", "ratio specprefill", "ratio ensemble", "draft", "scoring / draft",
+        "configuration", "prompt", "kept", "dense", "sparse", "ratio", "served dense",
+        "served sparse", "served ratio", "ensemble ratio", "draft", "scoring/draft",
     )  # fmt: skip
     for column in columns:
         out.add_column(column, justify="left" if column == "configuration" else "right")

@@ -157,9 +157,26 @@ def explicit_rotary(
     Raises:
         EngineError: the plugin is not loaded in this process, or refuses its fields.
     """
-    trt = importlib.import_module("tensorrt")
     common = importlib.import_module("tensorrt_llm._common")
     functional = importlib.import_module("tensorrt_llm.functional")
+    plugin = rotary_plugin(num_q_heads, num_kv_heads, head_size)
+    tensors = [qkv.trt_tensor, position_ids.trt_tensor, cos_sin.trt_tensor]
+    layer = common.default_trtnet().add_plugin_v3(tensors, [], plugin)
+    return functional._create_tensor(layer.get_output(0), layer)
+
+
+def rotary_plugin(num_q_heads: int, num_kv_heads: int, head_size: int) -> Any:
+    """Make an instance of the ExplicitRotary plugin, to be added to a network.
+
+    Args:
+        num_q_heads: query heads of this rank.
+        num_kv_heads: key-value heads of this rank.
+        head_size: numbers per head, all rotated.
+
+    Raises:
+        EngineError: the plugin is not loaded in this process, or refuses its fields.
+    """
+    trt = importlib.import_module("tensorrt")
     creator = trt.get_plugin_registry().get_creator(PLUGIN_NAME, PLUGIN_VERSION, PLUGIN_NAMESPACE)
     if creator is None:
         raise EngineError(f"the plugin {PLUGIN_NAME} is not registered; call load_plugin first")
@@ -179,9 +196,7 @@ def explicit_rotary(
     plugin = creator.create_plugin(PLUGIN_NAME, fields, trt.TensorRTPhase.BUILD)
     if plugin is None:
         raise EngineError(f"the plugin {PLUGIN_NAME} refused its fields {values}")
-    tensors = [qkv.trt_tensor, position_ids.trt_tensor, cos_sin.trt_tensor]
-    layer = common.default_trtnet().add_plugin_v3(tensors, [], plugin)
-    return functional._create_tensor(layer.get_output(0), layer)
+    return plugin
 
 
 @contextmanager

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line: serve, demo, generate, version."""
+"""The command line: serve, demo, generate, build, version."""
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import signal
 import sys
 import threading
@@ -66,10 +68,10 @@ def serve(
     overrides = {"server": {key: value for key, value in given.items() if value is not None}}
     server = TritonServer(_load(config, overrides))
     stop = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stop.set())
     with _status("starting") as status:
         server.start(status)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
     try:
         _console.print(_banner(server.settings))
         while not stop.wait(0.5):
@@ -164,6 +166,29 @@ def generate(
         f"[dim]{statistics.get('reason', '')} (draft {statistics.get('draft_ms', 0):.0f} ms, "
         f"target prefill {statistics.get('target_prefill_ms', 0):.0f} ms)[/]"
     )
+
+
+@app.command(
+    add_help_option=False,
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    epilog="Example:  [bold]specprefill build --config my.yaml --dry-run[/]",
+)
+def build(context: typer.Context) -> None:
+    """Build the TensorRT-LLM engines; takes the arguments of python -m build_engines."""
+    # The wheel holds no builder: it lies in the repository, which an editable install belongs to.
+    checkout = Path(__file__).resolve().parents[2]
+    if importlib.util.find_spec("build_engines") is None and (checkout / "build_engines").is_dir():
+        sys.path.insert(0, str(checkout))
+    try:
+        builder = importlib.import_module("build_engines.__main__")
+    except ModuleNotFoundError as error:
+        if error.name not in ("build_engines", "build_engines.__main__"):
+            raise
+        raise SpecPrefillError(
+            "build_engines is not importable; run this from the repository's folder, or put that "
+            "folder on PYTHONPATH"
+        ) from error
+    builder.app(args=context.args, prog_name="specprefill build")
 
 
 @app.command()

@@ -31,6 +31,7 @@ MODELS = ("preprocessing", "draft", "target", "specprefill", "ensemble")
 _SHARED_MEMORY = Path("/dev/shm")
 _SHM_PREFIX = "specprefill_"
 _STOP_SECONDS = 20
+_KILL_SECONDS = 5
 _PR_SET_PDEATHSIG = 1
 
 
@@ -130,23 +131,9 @@ class TritonServer:
             raise
 
     def _spawn(self, installation: Installation, config: Path) -> subprocess.Popen[bytes]:
-        server = self.settings.server
-        command = [
-            str(installation.binary),
-            f"--model-repository={self._repository}",
-            "--model-control-mode=explicit",
-            *(f"--load-model={model}" for model in MODELS),
-            "--disable-auto-complete-config",
-            f"--http-address={server.host}",
-            f"--http-port={server.http_port}",
-            f"--grpc-address={server.host}",
-            f"--grpc-port={server.grpc_port}",
-            f"--metrics-address={server.host}",
-            f"--metrics-port={server.metrics_port}",
-            f"--backend-config=python,shm-region-prefix-name={self.shared_memory_prefix}",
-            f"--exit-timeout-secs={_STOP_SECONDS - 5}",
-            *installation.arguments,
-        ]
+        command = tritonserver_command(
+            installation, self.settings, self._repository, self.shared_memory_prefix
+        )
         environment = {
             **os.environ,
             CONFIG_VARIABLE: str(config),
@@ -228,6 +215,7 @@ class TritonServer:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(group, signal.SIGKILL)
             self._process.wait()
+            _wait_for_end(group)
             self._process = None
         remove_shared_memory(self.shared_memory_prefix)
         if self._workspace is not None:
@@ -242,6 +230,78 @@ class TritonServer:
     def __exit__(self, *exception: object) -> None:
         """Stop the server."""
         self.stop()
+
+
+def tritonserver_command(
+    installation: Installation, settings: Settings, repository: Path, shared_memory_prefix: str
+) -> list[str]:
+    """Return the command line that serves a deployment.
+
+    A TensorRT-LLM target of several ranks needs one tritonserver per rank under mpirun
+    (TensorRT-LLM's leader mode). Rank 0 has all models and the ports; the others have the target
+    alone and no ports. Not run with MPI: only that a tritonserver without ports runs, and keeps
+    metrics of its models, was.
+
+    Args:
+        installation: the tritonserver.
+        settings: the deployment, its ports chosen.
+        repository: the model repository.
+        shared_memory_prefix: how the names of shared-memory regions begin.
+
+    Raises:
+        ConfigurationError: several ranks are needed, and not all fit on one machine or mpirun is
+            not on PATH.
+    """
+    ranks = 1
+    if settings.engine == "tensorrt_llm":
+        ranks = settings.build.tp_size * settings.build.pp_size
+    if ranks == 1:
+        return _rank_command(installation, settings, repository, shared_memory_prefix)
+    if ranks > settings.build.gpus_per_node:
+        raise ConfigurationError(
+            f"build.tp_size x build.pp_size: got {ranks}; allowed: up to build.gpus_per_node, "
+            f"{settings.build.gpus_per_node}, because all ranks are started on this machine"
+        )
+    if shutil.which("mpirun") is None:
+        raise ConfigurationError(f"mpirun is not on PATH, and the target has {ranks} ranks")
+    # Containers often run as root, which mpirun refuses unless told.
+    command = ["mpirun", "--allow-run-as-root"]
+    for rank in range(ranks):
+        prefix = f"{shared_memory_prefix}rank{rank}_"
+        command += [":"] if rank else []
+        command += ["-n", "1", *_rank_command(installation, settings, repository, prefix, rank)]
+    return command
+
+
+def _rank_command(
+    installation: Installation,
+    settings: Settings,
+    repository: Path,
+    shared_memory_prefix: str,
+    rank: int = 0,
+) -> list[str]:
+    server = settings.server
+    endpoints = [
+        f"--http-address={server.host}",
+        f"--http-port={server.http_port}",
+        f"--grpc-address={server.host}",
+        f"--grpc-port={server.grpc_port}",
+        f"--metrics-address={server.host}",
+        f"--metrics-port={server.metrics_port}",
+    ]
+    if rank:
+        endpoints = ["--allow-http=false", "--allow-grpc=false", "--allow-metrics=false"]
+    return [
+        str(installation.binary),
+        f"--model-repository={repository}",
+        "--model-control-mode=explicit",
+        *(f"--load-model={model}" for model in (("target",) if rank else MODELS)),
+        "--disable-auto-complete-config",
+        *endpoints,
+        f"--backend-config=python,shm-region-prefix-name={shared_memory_prefix}",
+        f"--exit-timeout-secs={_STOP_SECONDS - 5}",
+        *installation.arguments,
+    ]
 
 
 def find_installation(workspace: Path) -> Installation:
@@ -286,6 +346,15 @@ def find_installation(workspace: Path) -> Installation:
         ),
         (str(libraries), str(interpreter)),
     )
+
+
+def _wait_for_end(group: int) -> None:
+    """Wait until the kernel has freed what the killed members of a process group held."""
+    deadline = time.monotonic() + _KILL_SECONDS
+    with contextlib.suppress(ProcessLookupError):
+        while time.monotonic() < deadline:
+            os.killpg(group, 0)
+            time.sleep(0.02)
 
 
 def remove_shared_memory(prefix: str) -> None:

@@ -73,7 +73,7 @@ def test_the_container_is_pinned_and_not_root():
     for image in images:
         tag = image.rpartition(":")[2]
         assert re.match(r"\d+\.\d+", tag), image
-    assert text.rindex("\nUSER specprefill") > text.rindex("\nRUN ")
+    assert text.rindex("\nUSER 10001") > text.rindex("\nRUN ")
     assert "HEALTHCHECK" in text
     copied = re.findall(r"^COPY (?!--from)(.+) \S+$", text, flags=re.MULTILINE)
     for source in " ".join(copied).split():

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -19,6 +20,7 @@ from specprefill.speculator import Speculation
 from specprefill.triton_models import requests
 from specprefill.triton_models.metrics import Metrics
 from specprefill.triton_models.tensors import KEPT_IDS, POSITION_IDS, SELECTION, SPECULATION
+from specprefill.trtllm_engine.mpi import leave_mpi
 
 
 class DraftModel:
@@ -27,6 +29,8 @@ class DraftModel:
     def initialize(self, args: dict[str, str]) -> None:
         """Load the draft."""
         self._settings = load_settings()
+        if self._settings.engine == "tensorrt_llm":
+            leave_mpi(os.environ)
         self._speculator = make_speculator(self._settings)
         self._metrics = Metrics()
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="draft")
