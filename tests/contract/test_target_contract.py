@@ -241,7 +241,7 @@ def test_closing_the_iterator_frees_the_place(make_target: Callable[..., TargetE
     for _ in range(4):
         steps = target.submit(dense(max_tokens=300))
         next(steps)
-        steps.close()  # type: ignore[attr-defined]
+        steps.close()
     assert len(run(target, pruned())) == 8
 
 
@@ -252,13 +252,13 @@ def test_full_queue_is_busy(make_target: Callable[..., TargetEngine]) -> None:
     second = target.submit(pruned(request_id="second"))
     with pytest.raises(ServerBusyError, match="try again"):
         target.submit(pruned(request_id="third"))
-    assert target.load[0] + target.load[1] == 2  # type: ignore[attr-defined]
+    assert target.load[0] + target.load[1] == 2
     target.cancel("first")
     assert len(tokens_of(list(second))) == 8
     deadline = time.monotonic() + 10
-    while target.load != (0, 0, 0) and time.monotonic() < deadline:  # type: ignore[attr-defined]
+    while target.load != (0, 0, 0) and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert target.load == (0, 0, 0)  # type: ignore[attr-defined]
+    assert target.load == (0, 0, 0)
 
 
 def test_close_ends_what_is_in_flight(make_target: Callable[..., TargetEngine]) -> None:

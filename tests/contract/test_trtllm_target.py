@@ -82,7 +82,7 @@ def test_cancelling_and_closing_reach_the_executor(
     assert double.executors[0].cancelled == [1]
     second = target.submit(dense(request_id="second", max_tokens=300))
     next(second)
-    second.close()  # type: ignore[attr-defined]
+    second.close()
     assert double.executors[0].cancelled == [1, 2]
     run(target, pruned())
     assert double.executors[0].cancelled == [1, 2]

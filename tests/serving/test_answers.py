@@ -227,6 +227,21 @@ def test_metrics_count_prompts_and_tokens(server, messages):
     assert grown == [1, answer["prompt_tokens"], answer["kept_tokens"]]
 
 
+def test_the_load_is_on_the_metrics_page(server):
+    import time
+
+    pieces = stream(
+        server.grpc_url, text_input="Once upon a time", max_tokens=2000, min_tokens=2000
+    )
+    next(pieces)
+    time.sleep(1.5)
+    assert metric(server, "specprefill_running") == 1
+    assert metric(server, "specprefill_cache_tokens") == 2004
+    pieces.close()
+    time.sleep(2.5)
+    assert metric(server, "specprefill_running") == 0
+
+
 def test_messages_and_text_of_the_same_prompt_agree(server, tokenizer):
     chat = [{"role": "user", "content": "What is 2 + 2?"}]
     rendered = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)

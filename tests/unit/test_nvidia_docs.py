@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 import yaml
-from specprefill.memory_plan import GIB
+from specprefill.cost_model import Device, ideal_ratio
+from specprefill.memory_plan import GIB, ModelShape, shape_from_config
 from specprefill.settings import Settings
 
 from build_engines.plan import make_plan
@@ -28,6 +30,10 @@ SIZINGS = (
 )
 
 
+def _shape(model: str) -> ModelShape:
+    return shape_from_config(json.loads((MODELS / model / "config.json").read_text()))
+
+
 def sizing_row(target: str, tp_size: int, gpu_gib: float, prompt: int) -> str:
     settings = Settings.model_validate(
         {
@@ -45,6 +51,14 @@ def sizing_row(target: str, tp_size: int, gpu_gib: float, prompt: int) -> str:
     )
     gpu = make_plan(settings, Path("/engines")).gpu
     draft = gpu.draft_weights + gpu.draft_activations + gpu.draft_kv
+    ideal = ideal_ratio(
+        _shape(target),
+        _shape("llama-3.2-1b"),
+        prompt,
+        settings.selection.keep_rate,
+        Device(tp_size, relative_rate=2.0),
+        Device(1),
+    )
     cells = (
         target.replace("llama-", "Llama-").replace("b", "B"),
         f"{tp_size} x {gpu_gib:g}",
@@ -56,6 +70,7 @@ def sizing_row(target: str, tp_size: int, gpu_gib: float, prompt: int) -> str:
         gpu.dense_sequences,
         gpu.pruned_sequences,
         gpu.kv_cache_free_gpu_memory_fraction,
+        f"{ideal:.1f}",
     )
     return f"| {' | '.join(str(cell) for cell in cells)} |"
 
@@ -88,6 +103,8 @@ def test_compose_publishes_on_loopback_only():
     assert server["shm_size"]
     assert server["cap_drop"] == ["ALL"]
     assert all(volume.endswith(":ro") for volume in server["volumes"])
+    for service in compose["services"].values():
+        assert all(port.startswith("127.0.0.1:") for port in service.get("ports", ()))
 
 
 def test_every_deployment_file_has_a_model_test_data_can_stand_in_for():

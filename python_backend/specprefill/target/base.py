@@ -79,6 +79,11 @@ class TargetEngine(ABC):
 
     @property
     @abstractmethod
+    def load(self) -> tuple[int, int, int]:
+        """Return running requests, waiting requests and cache tokens in use."""
+
+    @property
+    @abstractmethod
     def stop_token_ids(self) -> frozenset[int]:
         """The model's own stop tokens."""
 

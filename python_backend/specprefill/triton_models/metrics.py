@@ -41,9 +41,25 @@ class Metrics:
             self._prefill_seconds = self._family(
                 "specprefill_target_prefill_seconds", "Prefill by the target", kind.HISTOGRAM
             )
+            self._running = self._family(
+                "specprefill_running", "Requests that the target works on", kind.GAUGE
+            )
+            self._waiting = self._family(
+                "specprefill_waiting", "Requests that wait for the target", kind.GAUGE
+            )
+            self._cache_tokens = self._family(
+                "specprefill_cache_tokens", "Tokens reserved in the target's cache", kind.GAUGE
+            )
             self._cancelled = self._family(
                 "specprefill_cancelled", "Requests ended before their answer was", kind.COUNTER
             )
+
+    def load(self, running: int, waiting: int, cache_tokens: int) -> None:
+        """Set the target's load."""
+        with _lock:
+            self._labelled(self._running).set(running)
+            self._labelled(self._waiting).set(waiting)
+            self._labelled(self._cache_tokens).set(cache_tokens)
 
     def speculated(self, speculation: Speculation) -> None:
         """Count one selection."""

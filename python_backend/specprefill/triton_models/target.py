@@ -30,6 +30,8 @@ from specprefill.triton_models.tensors import (
 
 _ANSWER = {tensor.name: tensor for tensor in ANSWER}
 
+_LOAD_PERIOD_SECONDS = 1.0
+
 
 @dataclass(frozen=True, slots=True)
 class _Options:
@@ -58,6 +60,9 @@ class TargetModel:
             max_workers=target.max_running + target.max_queue + 1, thread_name_prefix="sender"
         )
         self._lock = threading.Lock()
+        self._closing = threading.Event()
+        if self._engine.takes_requests:
+            threading.Thread(target=self._report_load, name="load", daemon=True).start()
         self._in_flight: dict[str, set[str]] = {}  # client id -> engine ids
 
     def execute(self, batch: list[Any]) -> None:
@@ -85,9 +90,14 @@ class TargetModel:
 
     def finalize(self) -> None:
         """End everything in flight."""
+        self._closing.set()
         self._engine.close()
         self._senders.shutdown(wait=True)
         self._watch.close()
+
+    def _report_load(self) -> None:
+        while not self._closing.wait(_LOAD_PERIOD_SECONDS):
+            self._metrics.load(*self._engine.load)
 
     def _stop(self, client_id: str) -> None:
         if not client_id:
