@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from specprefill.errors import InvalidRequestError
 from specprefill.settings import SamplingSettings
 from specprefill.target.base import FinishReason, GenerationRequest, TargetEngine
 from specprefill.text_stream import TextStream
@@ -75,6 +76,9 @@ class Generator:
         Raises:
             SpecPrefillError: as `TargetEngine.submit`.
         """
+        if end_id is not None and not 0 <= end_id < len(self._tokenizer):
+            allowed = f"integer from 0 up to {len(self._tokenizer) - 1}"
+            raise InvalidRequestError("end_id", f"got {end_id}", allowed)
         stop_ids = self._target.stop_token_ids if end_id is None else frozenset((end_id,))
         request = GenerationRequest(
             request_id,

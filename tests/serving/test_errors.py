@@ -38,6 +38,7 @@ BAD = {
         {"text_input": "Hi", "beam_width": 4},
         ["beam_width", "4 is not supported", "only 1"],
     ),
+    "end_id": ({"text_input": "Hi", "end_id": 99999}, ["end_id", "got 99999", "up to 49151"]),
     "logits": ({"text_input": "Hi", "return_context_logits": True}, ["return_context_logits"]),
 }
 ENTRIES = ("specprefill", "ensemble")

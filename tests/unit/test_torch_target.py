@@ -249,6 +249,18 @@ def test_a_failed_step_fails_its_requests_alone(target, monkeypatch):
     assert len(tokens_of(target.submit(request(ids(20))))) == 12
 
 
+def test_sampling_that_breaks_fails_its_own_request_alone(target):
+    """A penalty this small makes the logits infinite; another stream runs in the same steps."""
+    other = target.submit(request(ids(20), name="other", max_tokens=60))
+    first = next(other)
+    broken = target.submit(
+        request(ids(30), repetition_penalty=1e-44, top_p=1.0, temperature=1e-6, max_tokens=50)
+    )
+    with pytest.raises(EngineError, match="choosing a token failed"):
+        list(broken)
+    assert len([first, *other]) == 60
+
+
 def test_closing_the_engine_ends_what_runs(tiny_llama):
     engine = TorchTarget(tiny_llama, SETTINGS)
     steps = engine.submit(request(ids(20), max_tokens=4000))

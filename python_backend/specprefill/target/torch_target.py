@@ -169,7 +169,11 @@ class TorchTarget(TargetEngine):
             sequence.cache.advance(n)
         logits = output.logits[0].float()  # [len(yields), vocabulary]
         for row, index in enumerate(yields):
-            batch[index].take_logits(logits[row])
+            try:
+                batch[index].take_logits(logits[row])
+            except Exception as error:
+                # What one request's sampling settings make of the logits is its own matter.
+                batch[index].finish(EngineError(f"choosing a token failed: {error}"))
 
 
 class _FlatBatch:

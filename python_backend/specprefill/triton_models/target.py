@@ -116,16 +116,6 @@ class TargetModel:
         if kept is None or positions is None or None in speculation.values():
             raise InvalidRequestError("kept_ids", "missing", "the output of the draft step")
         sampling = self._settings.sampling.for_request(requests.read_overrides(request, SAMPLING))
-        pieces = self._generator.generate(
-            engine_id,
-            kept,
-            positions,
-            speculation[SPECULATION[0]],
-            sampling,
-            requests.read_strings(request, "stop_words"),
-            requests.read_strings(request, "bad_words"),
-            requests.read_scalar(request, "end_id"),
-        )
         stream = bool(requests.read_scalar(request, "stream"))
         exclude = requests.read_scalar(request, "exclude_input_in_output")
         if exclude is None:
@@ -138,6 +128,17 @@ class TargetModel:
             num_output_tokens=bool(requests.read_scalar(request, "return_num_output_tokens")),
             echo="" if stream or exclude else self._prompt_text(request),
             speculation=speculation,
+        )
+        # Last, so that a request that is refused has not been queued.
+        pieces = self._generator.generate(
+            engine_id,
+            kept,
+            positions,
+            speculation[SPECULATION[0]],
+            sampling,
+            requests.read_strings(request, "stop_words"),
+            requests.read_strings(request, "bad_words"),
+            requests.read_scalar(request, "end_id"),
         )
         return pieces, options
 
