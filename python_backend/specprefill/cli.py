@@ -73,7 +73,7 @@ def serve(
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
     try:
-        _console.print(_banner(server.settings))
+        _show_banner(server.settings)
         while not stop.wait(0.5):
             if not server.is_alive():
                 _errors.print("[red]tritonserver ended by itself; its last lines:[/]")
@@ -242,20 +242,28 @@ def _status(message: str) -> Iterator[Any]:
         yield lambda text: status.update(text)
 
 
-def _banner(settings: Settings) -> Panel:
+def _show_banner(settings: Settings) -> None:
     server = settings.server
     http = f"http://{server.host}:{server.http_port}"
-    # The line is copied whole, so it must not be broken or coloured.
-    return Panel.fit(
-        f"HTTP     {http}\n"
-        f"gRPC     {server.host}:{server.grpc_port}\n"
-        f"metrics  http://{server.host}:{server.metrics_port}/metrics\n"
-        f"models   specprefill (cancellation, dense way round a failing draft), ensemble\n"
-        f"keeps    {settings.selection.keep_rate:.0%} of prompts from "
-        f"{settings.selection.min_prompt_tokens} tokens on, [bold]lossily[/]; 1 is dense\n\n"
-        f"curl -s {http}/v2/models/specprefill/generate -H 'Content-Type: application/json' \\\n"
-        f'  -d \'{{"text_input": "The capital of France is", "max_tokens": 8}}\'',
-        title=f"SpecPrefill-Triton {specprefill.__version__}, Ctrl-C stops",
+    selection = settings.selection
+    _console.print(
+        Panel.fit(
+            f"HTTP     {http}\n"
+            f"gRPC     {server.host}:{server.grpc_port}\n"
+            f"metrics  http://{server.host}:{server.metrics_port}/metrics\n"
+            f"models   specprefill, ensemble\n"
+            f"keeps    {selection.keep_rate:.0%} of prompts from {selection.min_prompt_tokens} "
+            "tokens on: lossy; keep_rate 1 is dense",
+            title=f"SpecPrefill-Triton {specprefill.__version__}, Ctrl-C stops",
+        )
+    )
+    # Outside the frame and on one line, so that it can be copied.
+    _console.print(
+        f"curl -s {http}/v2/models/specprefill/generate -H 'Content-Type: application/json' "
+        '-d \'{"text_input": "The capital of France is", "max_tokens": 8}\'',
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
     )
 
 

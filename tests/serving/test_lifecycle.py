@@ -121,6 +121,9 @@ def test_serve_prints_a_banner_that_works_and_ends_on_ctrl_c(tiny_llama, tmp_pat
         grpc_url = re.search(r"gRPC +(\S+)", banner).group(1)
         with urllib.request.urlopen(f"{url}/v2/health/ready", timeout=5) as response:
             assert response.status == 200
+        (line,) = [line for line in banner.splitlines() if line.startswith("curl")]
+        answer = subprocess.run(line, shell=True, capture_output=True, text=True, check=True)
+        assert '"text_output"' in answer.stdout
         told = subprocess.run(
             [str(CLI), "generate", "-", "--url", grpc_url, "--max-tokens", "3"],
             input="Hello there",
