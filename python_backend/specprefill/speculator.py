@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from specprefill.draft.base import DraftEngine
-from specprefill.errors import EngineError
+from specprefill.errors import RequestCancelledError, SpecPrefillError
 from specprefill.observer import AttentionObserver
 from specprefill.prompt import Prompt
 from specprefill.scoring import make_rule
@@ -69,9 +69,12 @@ class Speculator:
             observer = AttentionObserver(make_rule(settings), length, self._score_layers)
             self._draft.observe(prompt.token_ids, observer, cancelled)
             importance = observer.importance().cpu().numpy()
-        except EngineError as error:
-            _log.warning("the draft failed, prefilling densely: %s", error)
+        except RequestCancelledError:
+            raise
+        except Exception as error:  # whatever the draft does, the target can still answer
+            _log.warning("the draft failed, prefilling densely", exc_info=True)
             draft_ms = (time.perf_counter() - started) * 1e3
-            return Speculation(keep_all(length, f"dense: {error}"), draft_ms, draft_failed=True)
+            problem = str(error) if isinstance(error, SpecPrefillError) else repr(error)
+            return Speculation(keep_all(length, f"dense: {problem}"), draft_ms, draft_failed=True)
         selection = select(importance, settings.keep_rate, protected, settings.chunk_size)
         return Speculation(selection, (time.perf_counter() - started) * 1e3)

@@ -5,7 +5,7 @@ import json
 
 import numpy as np
 import pytest
-from specprefill.errors import EngineError, InvalidRequestError
+from specprefill.errors import EngineError, InvalidRequestError, RequestCancelledError
 from specprefill.pipeline import Pipeline
 from specprefill.prompt import Prompt
 from specprefill.settings import SelectionSettings, load_settings
@@ -86,8 +86,28 @@ def test_bad_values_name_the_field(pipeline):
 class FailingDraft:
     context_length = 10
 
+    def __init__(self, error=None):
+        self._error = error or EngineError("out of memory in the draft")
+
     def observe(self, prompt_ids, observer, cancelled=None):
-        raise EngineError("out of memory in the draft")
+        raise self._error
+
+
+def test_a_fault_nobody_expected_means_dense_too():
+    draft = FailingDraft(IndexError("index out of range in self"))
+    speculation = Speculator(draft, None).speculate(
+        Prompt(np.arange(900, dtype=np.int32)), SelectionSettings()
+    )
+    assert speculation.draft_failed
+    assert "IndexError('index out of range in self')" in speculation.selection.reason
+
+
+def test_a_cancelled_draft_is_no_failure():
+    draft = FailingDraft(RequestCancelledError("gone"))
+    with pytest.raises(RequestCancelledError):
+        Speculator(draft, None).speculate(
+            Prompt(np.arange(900, dtype=np.int32)), SelectionSettings()
+        )
 
 
 def test_a_failing_draft_means_dense_and_says_why():
