@@ -75,6 +75,26 @@ def test_a_killed_server_leaves_nothing_after_stop(tiny):
     assert regions(server.shared_memory_prefix) == []
 
 
+def test_a_dead_draft_process_means_dense(tiny):
+    """Through `specprefill`; Triton itself never starts a Python process again."""
+    prompt = " ".join(f"word{i}" for i in range(400))
+    with TritonServer(tiny) as server:
+        fields = {"text_input": prompt, "max_tokens": 3, "keep_rate": 0.2}
+        assert generate(server, "specprefill", **fields)["active"] is True
+        (draft,) = [
+            pid for pid in processes(server.pid) if "model_repository/draft" in command_of(pid)
+        ]
+        os.kill(draft, signal.SIGKILL)
+        answer = generate(server, "specprefill", **fields)
+        assert answer["active"] is False
+        assert answer["reason"].startswith("dense: the draft step failed")
+        assert answer["kept_tokens"] == answer["prompt_tokens"]
+
+
+def command_of(pid):
+    return " ".join(psutil.Process(pid).cmdline())
+
+
 def test_a_killed_launcher_takes_the_server_with_it(tiny_llama, tmp_path):
     config = tmp_path / "tiny.yaml"
     model = f"{{model: {tiny_llama}, dtype: float32}}"
