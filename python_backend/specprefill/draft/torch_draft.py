@@ -15,7 +15,7 @@ from specprefill.draft.base import DraftEngine
 from specprefill.errors import ConfigurationError, EngineError, RequestCancelledError
 from specprefill.observer import AttentionObserver
 from specprefill.settings import DraftSettings
-from specprefill.torch_engine.causal_lm import attention, load_causal_lm
+from specprefill.torch_engine.causal_lm import attention, load_causal_lm, stop_token_ids
 from specprefill.torch_engine.int8_linear import quantize_linears
 from specprefill.torch_engine.kernels import causal_attention, windowed_attention
 from specprefill.torch_engine.kv_cache import KVCache
@@ -51,9 +51,7 @@ class TorchDraft(DraftEngine):
             )
         if settings.weights == "int8":
             quantize_linears(self._model)
-        eos = self._model.generation_config.eos_token_id
-        eos = [] if eos is None else eos
-        self._stop_ids = frozenset([eos] if isinstance(eos, int) else eos)
+        self._stop_ids = stop_token_ids(self._model)
 
     @property
     def context_length(self) -> int:

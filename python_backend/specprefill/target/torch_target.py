@@ -15,7 +15,7 @@ from specprefill.errors import EngineError, RequestCancelledError, ServerBusyErr
 from specprefill.settings import TargetSettings
 from specprefill.target.base import GenerationRequest, GenerationStep, TargetEngine
 from specprefill.target.sequence import Sequence
-from specprefill.torch_engine.causal_lm import attention, load_causal_lm
+from specprefill.torch_engine.causal_lm import attention, load_causal_lm, stop_token_ids
 from specprefill.torch_engine.kernels import causal_attention, windowed_attention
 
 _log = logging.getLogger(__name__)
@@ -40,9 +40,7 @@ class TorchTarget(TargetEngine):
         self._model = load_causal_lm(
             folder, settings.dtype, settings.device, trust_remote_code=trust_remote_code
         )
-        eos = self._model.generation_config.eos_token_id
-        eos = [] if eos is None else eos
-        self._stop_token_ids = frozenset([eos] if isinstance(eos, int) else eos)
+        self._stop_token_ids = stop_token_ids(self._model)
         self._wake = threading.Condition()
         self._waiting: collections.deque[Sequence] = collections.deque()
         self._running: list[Sequence] = []

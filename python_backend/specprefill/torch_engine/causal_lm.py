@@ -122,6 +122,14 @@ def load_causal_lm(
     return model.to(device).eval().requires_grad_(False)
 
 
+def stop_token_ids(model: Any) -> frozenset[int]:
+    """Return the tokens that a loaded model's own generation settings end an answer with."""
+    eos = model.generation_config.eos_token_id
+    if eos is None:
+        return frozenset()
+    return frozenset([eos] if isinstance(eos, int) else eos)
+
+
 def _check_supported(config: Any, folder: str | Path) -> None:
     rope = getattr(config, "rope_parameters", None)
     if not rope:
