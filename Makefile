@@ -2,7 +2,7 @@
 PYTHON ?= $(firstword $(foreach v,3.11 3.12 3.10,$(shell command -v python$(v))))
 BIN := .venv/bin
 
-.PHONY: setup demo serve test lint bench-quick gpu-check gpu-check-torch configs docs clean
+.PHONY: setup demo serve test lint bench perf quality gpu-check gpu-check-torch configs docs clean
 
 setup: .venv/.installed
 
@@ -31,8 +31,17 @@ lint: setup
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
-bench-quick: setup
-	$(BIN)/python benchmarks/quick.py
+# About half an hour; figures measured in the last 12 hours are kept. BENCH=--help shows more.
+bench: setup
+	$(BIN)/python -m benchmarks $(BENCH)
+
+perf: setup
+	$(BIN)/python -m benchmarks.perf
+
+# Up to an hour on two quiet cores; goes on where an earlier run ended. OPTIONS: see specprefill eval.
+VARIANTS ?= scorers
+quality: setup
+	$(BIN)/specprefill eval --variants $(VARIANTS) --page docs/quality.md $(OPTIONS)
 
 # Without a .venv the system's Python is used, as in TensorRT-LLM's container.
 CONFIG ?= configs/llama-3.1-8b-fp8.yaml

@@ -14,8 +14,8 @@ from typing import Any
 
 from rich.console import Console
 from specprefill.errors import ConfigurationError
-from specprefill.prompt import check_same_tokenizer, load_tokenizer
 from specprefill.settings import Settings
+from specprefill.tokenizer import check_same_tokenizer, load_tokenizer
 
 from build_engines import engines
 from build_engines.digest import file_digest, folder_digest, value_digest
@@ -63,8 +63,9 @@ def check_inputs(plan: BuildPlan, settings: Settings) -> None:
             )
         if engine.needs_calibration:
             _check_calibration(settings.build.calibration_dataset, engine)
-    draft = load_tokenizer(plan.draft.model.folder)
-    check_same_tokenizer(draft, load_tokenizer(plan.target.model.folder))
+    if not settings.draft.cross_family:
+        draft = load_tokenizer(plan.draft.model.folder)
+        check_same_tokenizer(draft, load_tokenizer(plan.target.model.folder))
 
 
 def _check_calibration(dataset: str | None, engine: EnginePlan) -> None:

@@ -172,7 +172,7 @@ def draft_selection(bench: Bench, make: MakeDeployment, scorer: str) -> None:
     from_reference = deployment.reference(bench, "draft", "eager").importance(prompt, rule, layers)
     unprotected = protected_mask(_PROMPT, 0, 0, ())
     kept = [
-        select(importance, settings.keep_rate, unprotected, settings.chunk_size).kept.tolist()
+        select(importance, settings, unprotected).kept.tolist()
         for importance in (from_engine, from_reference)
     ]
     bench.note("selection overlap", overlap(*kept))
@@ -217,7 +217,7 @@ def time_to_first_token(bench: Bench, make: MakeDeployment, must_gain: bool) -> 
         observer = AttentionObserver(rule, length, deployment.settings.draft.score_layers)
         draft.observe(prompt, observer)
         importance = observer.importance().cpu().numpy()
-        kept = select(importance, settings.keep_rate, mask, settings.chunk_size).kept
+        kept = select(importance, settings, mask).kept
         draft_times.append((time.perf_counter() - started) * 1e3)
     del draft  # the target takes its place on the GPU
     target = deployment.target(bench)

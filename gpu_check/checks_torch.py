@@ -207,7 +207,7 @@ def _importance(draft: TorchDraft, prompt: Ids, settings: SelectionSettings) -> 
 
 def _select(importance: Any, settings: SelectionSettings) -> Selection:
     mask = protected_mask(len(importance), settings.protect_first, settings.protect_last, ())
-    return select(importance, settings.keep_rate, mask, settings.chunk_size)
+    return select(importance, settings, mask)
 
 
 def _small_folder(bench: Bench) -> Path:

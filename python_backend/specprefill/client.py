@@ -19,6 +19,7 @@ _INPUTS = {tensor.name: tensor for tensor in ENTRY.inputs}
 _NUMPY = {
     "INT32": np.int32,
     "UINT64": np.uint64,
+    "FP16": np.float16,
     "FP32": np.float32,
     "BOOL": np.bool_,
     "STRING": np.object_,
@@ -80,7 +81,7 @@ def stream(
                 response = result.get_response()
                 finished = response.parameters["triton_final_response"].bool_param
                 if response.outputs:
-                    yield _piece(result)
+                    yield read_piece(result)
         except InferenceServerException as error:
             raise _server_error(error) from error
         finally:
@@ -106,7 +107,8 @@ def make_input(name: str, value: Any) -> grpc.InferInput:
     return infer_input
 
 
-def _piece(result: Any) -> Piece:
+def read_piece(result: Any) -> Piece:
+    """Turn one response into plain values; an output with one value becomes that value."""
     outputs: dict[str, Any] = {}
     for tensor in result.get_response().outputs:
         value = result.as_numpy(tensor.name).reshape(-1)

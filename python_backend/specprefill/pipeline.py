@@ -12,6 +12,7 @@ from typing import Any
 from specprefill.engines import make_generator, make_prompt_encoder, make_speculator
 from specprefill.generator import TextPiece
 from specprefill.prompt import Prompt
+from specprefill.records import Record, replay
 from specprefill.settings import Settings
 from specprefill.speculator import Speculation
 
@@ -52,6 +53,7 @@ class Pipeline:
         selection: Mapping[str, Any] | None = None,
         sampling: Mapping[str, Any] | None = None,
         stop_strings: Sequence[str] = (),
+        record: Record | None = None,
     ) -> Generation:
         """Tokenise, speculate and queue one request.
 
@@ -61,14 +63,25 @@ class Pipeline:
             selection: overrides of the selection settings.
             sampling: overrides of the sampling settings.
             stop_strings: the answer ends before the first of these.
+            record: selection to use in place of the draft's; `selection` then decides nothing.
 
         Raises:
+            RecordError: the record belongs to another prompt.
             SpecPrefillError: bad input, or a failing target.
         """
         chosen_selection = self._settings.selection.for_request(selection or {})
         chosen_sampling = self._settings.sampling.for_request(sampling or {})
-        prompt = self._encoder.encode(text, messages, chosen_sampling.max_tokens)
-        speculation = self._speculator.speculate(prompt, chosen_selection)
+        prompt = self._encoder.encode(
+            text,
+            messages,
+            chosen_sampling.max_tokens,
+            verbatim_guard=chosen_selection.verbatim_guard,
+            protect_last_user_tokens=chosen_selection.protect_last_user_tokens,
+        )
+        if record is None:
+            speculation = self._speculator.speculate(prompt, chosen_selection)
+        else:
+            speculation = Speculation(replay(record, prompt.token_ids))
         kept = speculation.selection.kept
         pieces = self._generator.generate(
             uuid.uuid4().hex,

@@ -1,24 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Text or chat messages -> prompt token ids, with the spans that must be kept."""
+"""Text or chat messages -> prompt token ids, with what selection has to know about them."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from transformers import AutoTokenizer
 
-from specprefill.errors import ConfigurationError, InvalidRequestError
+from specprefill.borders import token_borders
+from specprefill.chat_template import ChatTemplate, Content
+from specprefill.cross_family_draft import CrossFamilyDraft, DraftPrompt
+from specprefill.errors import InvalidRequestError
+from specprefill.keep_spans import parse_keep_spans
+from specprefill.messages import ROLES, Conversation, parse_conversation
 from specprefill.selection import Span
+from specprefill.tokenizer import (
+    Offsets,
+    tokenise,
+    tokenise_with_literals,
+    tokens_touching,
+    tokens_within,
+)
+from specprefill.verbatim_guard import (
+    INSTRUCTION_CHARACTERS,
+    VERBATIM_REASON,
+    asks_for_verbatim_copy,
+)
 
-ROLES = ("system", "user", "assistant", "tool")
 # What pruning may drop; everything else a chat template renders is control text.
 _PRUNABLE_ROLES = frozenset(("user", "assistant", "tool"))
+# Of a long last user turn that is not the last message; as the last one, protect_last covers it.
+_LONG_TURN_TAIL = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,70 +42,61 @@ class Prompt:
     Attributes:
         token_ids: int32 [M].
         protected: half-open token spans that must be kept (template control text, system prompt).
+        role_spans: (start, end, index into ROLES) of each message's content, in token order.
+        borders: uint8 [M], what begins at a token: 0 nothing, 1 a sentence, 2 a line.
+        dense_reason: why this prompt must not be pruned; empty if it may be.
+        draft_ids: int32 [D], the prompt in the draft's own tokens if its tokenizer is another.
+        draft_ranges: int32 [M, 2], half-open range of draft tokens that each token overlaps.
     """
 
     token_ids: npt.NDArray[np.int32]
     protected: tuple[Span, ...] = ()
-
-
-def load_tokenizer(folder: str | Path, trust_remote_code: bool = False) -> Any:
-    """Load a fast tokenizer.
-
-    Raises:
-        ConfigurationError: the folder is missing, or its tokenizer gives no character offsets.
-    """
-    if not Path(folder).is_dir():
-        raise ConfigurationError(f"model folder {folder} does not exist")
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(
-            folder, trust_remote_code=trust_remote_code, local_files_only=True
-        )
-    except (OSError, ValueError) as error:
-        raise ConfigurationError(f"model folder {folder}: no usable tokenizer: {error}") from error
-    if not tokenizer.is_fast:
-        raise ConfigurationError(
-            f"model folder {folder}: a fast tokenizer (tokenizer.json) is needed"
-        )
-    return tokenizer
-
-
-def check_same_tokenizer(draft: Any, target: Any) -> None:
-    """Refuse a draft whose token ids mean something else than the target's.
-
-    Raises:
-        ConfigurationError: names the first difference.
-    """
-    ours, theirs = draft.get_vocab(), target.get_vocab()
-    if ours != theirs:
-        differing = sorted(t for t in ours.keys() | theirs.keys() if ours.get(t) != theirs.get(t))
-        raise ConfigurationError(
-            f"draft.model and target.model have different tokenizers: {len(differing)} tokens "
-            f"differ, first {differing[0]!r} (draft {ours.get(differing[0])}, "
-            f"target {theirs.get(differing[0])}); use a draft of the target's family"
-        )
-    probe = "Draft & target: naïve café, 12345,\n\ttabs, 日本語 and 😀."
-    if draft(probe).input_ids != target(probe).input_ids:
-        raise ConfigurationError(
-            "draft.model and target.model split text into different tokens although their "
-            "vocabularies agree; use a draft of the target's family"
-        )
+    role_spans: tuple[tuple[int, int, int], ...] = ()
+    borders: npt.NDArray[np.uint8] | None = None
+    dense_reason: str = ""
+    draft_ids: npt.NDArray[np.int32] | None = None
+    draft_ranges: npt.NDArray[np.int32] | None = None
 
 
 class PromptEncoder:
     """Turns a request's text or messages into a prompt that fits the context."""
 
-    def __init__(self, tokenizer: Any, context_length: int) -> None:
-        """Keep the tokenizer and the longest prompt + answer that the target can hold."""
+    def __init__(
+        self, tokenizer: Any, context_length: int, draft_tokenizer: Any | None = None
+    ) -> None:
+        """Read the tokenizers.
+
+        Args:
+            tokenizer: the target's.
+            context_length: longest prompt + answer that the target can hold.
+            draft_tokenizer: the draft's, if it is another.
+        """
         self._tokenizer = tokenizer
         self._context_length = context_length
+        self._template = ChatTemplate(tokenizer)
+        self._control_ids = _control_ids(tokenizer)  # [c]
+        self._draft = None if draft_tokenizer is None else CrossFamilyDraft(draft_tokenizer)
 
-    def encode(self, text: str | None, messages: str | None, max_tokens: int = 1) -> Prompt:
+    def encode(
+        self,
+        text: str | None,
+        messages: str | None,
+        max_tokens: int = 1,
+        *,
+        keep_spans: str | None = None,
+        verbatim_guard: bool = False,
+        protect_last_user_tokens: int = 256,
+    ) -> Prompt:
         """Tokenise exactly one of text and messages.
 
         Args:
             text: the raw prompt.
-            messages: a JSON list of {"role", "content"} objects; the chat template is applied.
+            messages: JSON, a list of OpenAI messages or an object with `messages` and `tools`;
+                the chat template is applied.
             max_tokens: tokens to generate, which must fit behind the prompt.
+            keep_spans: JSON list of [start, end] characters of `text` that must be kept.
+            verbatim_guard: mark prompts dense that ask for their own text back.
+            protect_last_user_tokens: a last user turn of at most this many tokens is protected.
 
         Raises:
             InvalidRequestError: names the field, its problem and what is allowed.
@@ -101,9 +106,14 @@ class PromptEncoder:
                 "messages", "text_input is set as well", "either text_input or messages"
             )
         if messages is not None:
-            prompt = self._encode_messages(parse_messages(messages))
+            if keep_spans is not None:
+                raise InvalidRequestError(
+                    "keep_spans", "set together with messages", "only together with text_input"
+                )
+            conversation = parse_conversation(messages)
+            prompt = self._encode_chat(conversation, protect_last_user_tokens, verbatim_guard)
         elif text is not None:
-            prompt = self._encode_text(text)
+            prompt = self._encode_text(text, keep_spans, verbatim_guard)
         else:
             raise InvalidRequestError(
                 "text_input", "neither text_input nor messages is set", "one of the two"
@@ -129,82 +139,95 @@ class PromptEncoder:
                 f"integer from 1 up to {self._context_length - length}",
             )
 
-    def _encode_text(self, text: str) -> Prompt:
+    def _encode_text(self, text: str, keep_spans: str | None, verbatim_guard: bool) -> Prompt:
         if not text.strip():
             raise InvalidRequestError("text_input", "the prompt is empty", "text with content")
-        ids = self._tokenizer(text, verbose=False).input_ids
-        return Prompt(np.asarray(ids, dtype=np.int32))
+        spans = parse_keep_spans(keep_spans, len(text)) if keep_spans is not None else []
+        ids, offsets = tokenise(self._tokenizer, text, add_special_tokens=True)
+        protected = np.isin(ids, self._control_ids)  # [M]
+        for start, end in spans:
+            protected[slice(*tokens_touching(offsets, start, end))] = True
+        verbatim = verbatim_guard and asks_for_verbatim_copy(text[-INSTRUCTION_CHARACTERS:])
+        draft = self._draft.encode_text(text, offsets) if self._draft else None
+        return _prompt(ids, protected, (), token_borders(text, offsets), verbatim, draft)
 
-    def _encode_messages(self, messages: Sequence[dict[str, str]]) -> Prompt:
-        if self._tokenizer.chat_template is None:
-            raise InvalidRequestError(
-                "messages", "the model has no chat template", "text_input with a finished prompt"
-            )
-        try:
-            rendered = self._tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=True
-            )
-        except Exception as error:  # templates raise what their authors chose
-            raise InvalidRequestError(
-                "messages", f"the model's chat template refuses them: {error}", "other roles"
-            ) from error
-        encoded = self._tokenizer(
-            rendered, add_special_tokens=False, return_offsets_mapping=True, verbose=False
+    def _encode_chat(
+        self, conversation: Conversation, protect_last_user_tokens: int, verbatim_guard: bool
+    ) -> Prompt:
+        chat = self._template.render(conversation)
+        if chat.literals:
+            ids, offsets = tokenise_with_literals(self._tokenizer, chat.text, chat.literals)
+        else:
+            ids, offsets = tokenise(self._tokenizer, chat.text, add_special_tokens=False)
+        draft = None
+        prunable = chat.contents
+        if self._draft:
+            draft = self._draft.encode_chat(conversation, chat, offsets)
+            prunable = tuple(c for c in prunable if c not in draft.unshared)
+
+        roles = [message["role"] for message in conversation.messages]
+        protected = np.ones(len(ids), dtype=np.bool_)  # [M]
+        for content in prunable:
+            if roles[content.message] in _PRUNABLE_ROLES:
+                protected[slice(*tokens_within(offsets, content.start, content.end))] = False
+        protected |= np.isin(ids, self._control_ids)
+        turn = conversation.last_user_turn()
+        is_last = turn == len(roles) - 1
+        spans = _content_tokens(offsets, chat.contents)
+        for content, (start, end) in zip(chat.contents, spans, strict=True):
+            if content.message == turn:
+                if end - start > protect_last_user_tokens:
+                    tail = 0 if is_last else min(_LONG_TURN_TAIL, protect_last_user_tokens)
+                    start = end - tail
+                protected[start:end] = True
+        role_spans = tuple(
+            (start, end, ROLES.index(roles[content.message]))
+            for content, (start, end) in zip(chat.contents, spans, strict=True)
+            if start < end
         )
-        prunable = np.zeros(len(rendered) + 1, dtype=np.bool_)
-        cursor = 0
-        for message in messages:
-            content = message["content"].strip()
-            found = rendered.find(content, cursor)
-            if found < 0:  # a template that rewrites a message leaves nothing safe to drop in it
-                continue
-            cursor = found + len(content)
-            prunable[found:cursor] = message["role"] in _PRUNABLE_ROLES
-        offsets = np.asarray(encoded["offset_mapping"], dtype=np.int64).reshape(-1, 2)  # [M, 2]
-        inside = np.append(0, np.cumsum(prunable))
-        counts = inside[offsets[:, 1]] - inside[offsets[:, 0]]
-        protected = counts < np.maximum(offsets[:, 1] - offsets[:, 0], 1)  # [M]
-        ids = np.asarray(encoded["input_ids"], dtype=np.int32)
-        return Prompt(ids, tuple(mask_to_spans(protected)))
+        question = "" if turn is None else conversation.messages[turn]["content"]
+        verbatim = verbatim_guard and asks_for_verbatim_copy(question)
+        borders = token_borders(chat.text, offsets)
+        return _prompt(ids, protected, role_spans, borders, verbatim, draft)
+
+
+def _prompt(
+    ids: npt.NDArray[np.int32],
+    protected: npt.NDArray[np.bool_],
+    role_spans: tuple[tuple[int, int, int], ...],
+    borders: npt.NDArray[np.uint8],
+    verbatim: bool,
+    draft: DraftPrompt | None,
+) -> Prompt:
+    return Prompt(
+        ids,
+        tuple(mask_to_spans(protected)),
+        role_spans,
+        borders,
+        VERBATIM_REASON if verbatim else "",
+        draft.ids if draft else None,
+        draft.ranges if draft else None,
+    )
+
+
+def _content_tokens(offsets: Offsets, contents: tuple[Content, ...]) -> list[Span]:
+    return [tokens_within(offsets, content.start, content.end) for content in contents]
+
+
+def _control_ids(tokenizer: Any) -> npt.NDArray[np.int32]:
+    """Return the ids of special tokens, and of added tokens that the chat template writes."""
+    template = tokenizer.chat_template or ""
+    if not isinstance(template, str):
+        template = "\n".join(template.values())
+    ids = [
+        token_id
+        for token_id, token in tokenizer.added_tokens_decoder.items()
+        if token.special or str(token) in template
+    ]
+    return np.array(sorted(ids), dtype=np.int32)
 
 
 def mask_to_spans(mask: npt.NDArray[np.bool_]) -> list[Span]:
     """Return the half-open runs of True in a bool [M]."""
     edges = np.flatnonzero(np.diff(np.concatenate(([False], mask, [False])).astype(np.int8)))
     return [(int(start), int(end)) for start, end in edges.reshape(-1, 2)]
-
-
-def parse_messages(text: str) -> list[dict[str, str]]:
-    """Read chat messages from JSON.
-
-    Raises:
-        InvalidRequestError: no JSON, no list, an unknown role, or content that is no text.
-    """
-    allowed = 'a JSON list of {"role": "system|user|assistant|tool", "content": "text"}'
-    try:
-        messages = json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise InvalidRequestError("messages", f"no valid JSON: {error}", allowed) from error
-    if not isinstance(messages, list) or not messages:
-        raise InvalidRequestError("messages", "no list of messages, or an empty one", allowed)
-    for i, message in enumerate(messages):
-        if not isinstance(message, dict):
-            raise InvalidRequestError(f"messages[{i}]", "no object", allowed)
-        unknown = sorted(message.keys() - {"role", "content"})
-        if unknown:
-            raise InvalidRequestError(f"messages[{i}].{unknown[0]}", "unknown key", allowed)
-        if message.get("role") not in ROLES:
-            raise InvalidRequestError(
-                f"messages[{i}].role", f"got {message.get('role')!r}", ", ".join(ROLES)
-            )
-        if not isinstance(message.get("content"), str):
-            raise InvalidRequestError(f"messages[{i}].content", "no text", "a string")
-        try:
-            message["content"].encode()
-        except UnicodeEncodeError as error:
-            raise InvalidRequestError(
-                f"messages[{i}].content", "a lone surrogate is no character", "valid Unicode"
-            ) from error
-    if not any(message["content"].strip() for message in messages):
-        raise InvalidRequestError("messages", "every message is empty", "text with content")
-    return messages

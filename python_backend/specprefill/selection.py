@@ -3,18 +3,27 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import get_args
 
 import numpy as np
 import numpy.typing as npt
 
+from specprefill import budget
+from specprefill.chunks import NO_ROLE, chunk_roles, chunk_scores, chunk_starts
+from specprefill.settings import Role, SelectionSettings
+
 Span = tuple[int, int]
 
-# Protected tokens may take at most this share of the chunk budget, so that a long protected tail
-# never leaves the middle of the prompt without a single scored chunk.
-MAX_PROTECTED_SHARE = 0.5
+# The first tokens of a prompt and those just before the question draw attention in every prompt;
+# with them, no prompt would ever be found flat.
+_SINK_TOKENS, _RECENT_TOKENS = 64, 576
+# Fewer chunks than this have no background to stand out from.
+_LEAST_JUDGED = 8
+
+# What begins at a token, in `Prompt.borders`.
+SENTENCE_BORDER, LINE_BORDER = 1, 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,20 +35,30 @@ class Selection:
         prompt_length: M, the number of prompt tokens; decoding starts at this position.
         active: True if at least one token was dropped.
         reason: one sentence that says why the prompt was or was not pruned.
+        chunk_starts: int32 [n], first token of each chunk; empty if nothing was scored.
+        chunk_scores: float32 [n], score of each chunk; None if nothing was scored.
     """
 
     kept: npt.NDArray[np.int32]
     prompt_length: int
     active: bool
     reason: str
+    chunk_starts: npt.NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
+    chunk_scores: npt.NDArray[np.float32] | None = None
 
     def spans(self) -> list[Span]:
         """Return the kept tokens as half-open [start, end) runs."""
-        if self.kept.size == 0:
-            return []
-        breaks = np.flatnonzero(np.diff(self.kept) != 1) + 1
-        runs = np.split(self.kept, breaks)
-        return [(int(run[0]), int(run[-1]) + 1) for run in runs]
+        return runs(self.kept)
+
+
+def runs(indices: npt.NDArray[np.int32]) -> list[Span]:
+    """Return ascending indices [K] as half-open [start, end) runs."""
+    if indices.size == 0:
+        return []
+    breaks = np.flatnonzero(np.diff(indices) != 1)
+    starts = indices[np.append(0, breaks + 1)]
+    ends = indices[np.append(breaks, -1)] + 1
+    return [(int(start), int(end)) for start, end in zip(starts, ends, strict=True)]
 
 
 def keep_all(prompt_length: int, reason: str) -> Selection:
@@ -69,69 +88,219 @@ def protected_mask(
     return mask
 
 
-def chunk_scores(importance: npt.NDArray[np.float32], chunk_size: int) -> npt.NDArray[np.float64]:
-    """Average importance over chunks of consecutive tokens (arXiv 2502.02789, Algorithm 1).
-
-    Args:
-        importance: float32 [M].
-        chunk_size: C; the last chunk may be shorter and is averaged over its own tokens.
-
-    Returns:
-        float64 [ceil(M / C)].
-    """
-    starts = np.arange(0, importance.size, chunk_size)
-    sums = np.add.reduceat(importance.astype(np.float64), starts)
-    lengths = np.diff(np.append(starts, importance.size))
-    return sums / lengths
-
-
 def select(
-    importance: npt.NDArray[np.float32],
-    keep_rate: float,
+    importance: npt.NDArray[np.float32] | None,
+    settings: SelectionSettings,
     protected: npt.NDArray[np.bool_],
-    chunk_size: int,
+    borders: npt.NDArray[np.uint8] | None = None,
+    role_spans: Sequence[tuple[int, int, int]] = (),
 ) -> Selection:
-    """Choose the kept tokens: the best ceil(p n) of n chunks, protected tokens first.
+    """Choose the kept tokens: the best chunks that the budget pays for, and protected tokens.
 
-    Protected tokens are paid for out of the same budget, up to `MAX_PROTECTED_SHARE` of it, so
-    the result can exceed the budget only by protected tokens. The last prompt token is always
-    kept: the first generated token's logits come from it, at position M - 1. Equal scores go to
-    the earlier chunk.
+    Protected tokens are paid for out of the same budget, up to half of it, so the result can
+    exceed the budget only by protected tokens, and at least one chunk is chosen by score. The last
+    prompt token is always kept: the first generated token's logits come from it, at position
+    M - 1. Equal scores go to the earlier chunk.
 
     Args:
-        importance: float32 [M], larger means more important.
-        keep_rate: p in (0, 1], share of the chunks to keep.
+        importance: float32 [M], larger means more important; None if nothing was scored, which
+            spends the whole budget on evenly spaced chunks.
+        settings: budget, chunks and guards.
         protected: bool [M], tokens to keep whatever their importance.
-        chunk_size: C >= 1; 1 selects single tokens.
+        borders: uint8 [M], what begins at a token: 0 nothing, 1 a sentence, 2 a line; None cuts
+            chunks of a fixed size.
+        role_spans: (start, end, index of the role) of each message, half-open token spans.
 
     Returns:
         The selection; `active` is False when it keeps every token.
     """
-    prompt_length = importance.size
-    scores = chunk_scores(importance, chunk_size)
-    n_chunks = scores.size
-    # p * n in floating point can exceed the exact product by one bit: 0.1 * 30 must give 3.
-    budget = min(n_chunks, math.ceil(round(keep_rate * n_chunks, 9)))
+    length = protected.size
+    starts = chunk_starts(length, settings.chunk_size, _chunk_borders(borders, settings))
+    chunks = _Chunks.of(importance, starts, protected)
+    if not chunks.open.any():
+        return keep_all(length, "dense: every token is protected")
 
-    starts = np.arange(0, prompt_length, chunk_size)
-    whole = np.logical_and.reduceat(protected, starts)  # [n_chunks], nothing left to decide
-    protected_chunks = int(protected.sum()) // chunk_size
-    scored = max(budget - protected_chunks, math.ceil(budget * (1 - MAX_PROTECTED_SHARE)))
+    least_rate, guard = 0.0, ""
+    judged = chunks.scores[chunks.open & chunks.inner]
+    if chunks.scored and settings.flat_guard != "off" and judged.size >= _LEAST_JUDGED:
+        prominence = budget.prominence(judged)
+        if prominence < settings.flat_threshold:
+            guard = (
+                f"flat importance (the best chunk stands out by {prominence:.1f} deviations, "
+                f"flat_threshold is {settings.flat_threshold:g})"
+            )
+            if settings.flat_guard == "dense":
+                return chunks.selection(np.ones(length, dtype=np.bool_), f"dense: {guard}")
+            least_rate = settings.flat_keep_rate
+            guard = f"; {guard}: at least flat_keep_rate {least_rate:g}"
 
-    candidates = np.flatnonzero(~whole)
-    # A stable sort on the negated score is what gives ties to the earlier chunk.
-    order = candidates[np.argsort(-scores[candidates], kind="stable")]
-    chosen = np.zeros(n_chunks, dtype=np.bool_)
-    chosen[order[:scored]] = True
+    chosen = np.zeros(starts.size, dtype=np.bool_)
+    groups, terms = _groups(settings, length, starts, role_spans)
+    for members, keep_rate in groups:
+        taken, limit = _choose(chunks, members, keep_rate, least_rate, settings)
+        chosen[taken] = True
+        terms += limit
 
-    keep = np.repeat(chosen, chunk_size)[:prompt_length] | protected
+    keep = np.repeat(chosen, chunks.lengths) | protected
     keep[-1] = True
-    kept = np.flatnonzero(keep).astype(np.int32)
-    if kept.size == prompt_length:
-        return keep_all(prompt_length, "dense: budget and protected tokens cover the whole prompt")
-    return Selection(
-        kept,
-        prompt_length,
-        True,
-        f"pruned: kept {kept.size} of {prompt_length} tokens at keep_rate {keep_rate:g}",
-    )
+    if keep.all():
+        reason = f"dense: budget and protected tokens cover the whole prompt, at {terms}{guard}"
+        return chunks.selection(keep, reason)
+    kept = int(keep.sum())
+    spacing = "" if chunks.scored else ", evenly spaced"
+    share = f"{kept} of {length} tokens ({kept / length:.0%})"
+    return chunks.selection(keep, f"pruned: kept {share} at {terms}{spacing}{guard}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunks:
+    """The chunks of one prompt.
+
+    Attributes:
+        starts: int32 [n], first token of each.
+        lengths: int64 [n], tokens of each.
+        scores: float64 [n], all 0 if nothing was scored.
+        scored: whether anything was.
+        protected: int64 [n], protected tokens of each.
+        free: int64 [n], tokens that are kept only if the chunk is chosen.
+    """
+
+    starts: npt.NDArray[np.int32]
+    lengths: npt.NDArray[np.int64]
+    scores: npt.NDArray[np.float64]
+    scored: bool
+    protected: npt.NDArray[np.int64]
+    free: npt.NDArray[np.int64]
+
+    @classmethod
+    def of(
+        cls,
+        importance: npt.NDArray[np.float32] | None,
+        starts: npt.NDArray[np.int32],
+        protected: npt.NDArray[np.bool_],
+    ) -> _Chunks:
+        """Measure the chunks that begin at `starts`."""
+        lengths = np.diff(starts, append=protected.size).astype(np.int64)
+        scored = importance is not None
+        scores = np.zeros(starts.size) if importance is None else chunk_scores(importance, starts)
+        counts = np.add.reduceat(protected.astype(np.int64), starts)
+        free = lengths - counts
+        free[-1] -= not protected[-1]  # the last token is kept anyway
+        return cls(starts, lengths, scores, scored, counts, free)
+
+    @property
+    def open(self) -> npt.NDArray[np.bool_]:
+        """Whether each chunk has a token that is not protected: bool [n]."""
+        undecided: npt.NDArray[np.bool_] = self.protected < self.lengths
+        return undecided
+
+    @property
+    def inner(self) -> npt.NDArray[np.bool_]:
+        """Whether each chunk lies where only its content can draw attention: bool [n]."""
+        ends = self.starts + self.lengths
+        far: npt.NDArray[np.bool_] = (self.starts >= _SINK_TOKENS) & (
+            ends <= self.lengths.sum() - _RECENT_TOKENS
+        )
+        return far
+
+    def selection(self, keep: npt.NDArray[np.bool_], reason: str) -> Selection:
+        """Return the selection of the marked tokens, bool [M]."""
+        kept = np.flatnonzero(keep).astype(np.int32)
+        scores = self.scores.astype(np.float32) if self.scored else None
+        return Selection(kept, keep.size, kept.size < keep.size, reason, self.starts, scores)
+
+
+def _chunk_borders(
+    borders: npt.NDArray[np.uint8] | None, settings: SelectionSettings
+) -> npt.NDArray[np.bool_] | None:
+    if borders is None or settings.chunk_borders == "fixed":
+        return None
+    least = LINE_BORDER if settings.chunk_borders == "line" else SENTENCE_BORDER
+    wanted: npt.NDArray[np.bool_] = borders >= least
+    return wanted
+
+
+def _groups(
+    settings: SelectionSettings,
+    length: int,
+    starts: npt.NDArray[np.int32],
+    role_spans: Sequence[tuple[int, int, int]],
+) -> tuple[list[tuple[npt.NDArray[np.bool_], float]], str]:
+    """Split the chunks into groups with a budget each.
+
+    Returns:
+        The groups, bool [n] and keep rate, and the words that name the budget.
+    """
+    everything = np.ones(starts.size, dtype=np.bool_)
+    if settings.budget != "rate":
+        name = f"keep_{settings.budget}"
+        return [(everything, settings.keep_rate)], f"{name} {getattr(settings, name):g}"
+    keep_rate, source = budget.keep_rate_for(settings, length)
+    words = f"{source} {keep_rate:g}"
+    if not settings.role_keep_rates or not role_spans:
+        return [(everything, keep_rate)], words
+    rates = {str(role): rate for role, rate in settings.role_keep_rates.items()}
+    roles = chunk_roles(length, starts, role_spans)
+    groups = []
+    for role in np.unique(roles):
+        name = "" if role == NO_ROLE else get_args(Role)[role]
+        groups.append((roles == role, rates.get(name, keep_rate)))
+        if name in rates:
+            words += f", {name} {rates[name]:g}"
+    return groups, words
+
+
+def _choose(
+    chunks: _Chunks,
+    members: npt.NDArray[np.bool_],
+    keep_rate: float,
+    least_rate: float,
+    settings: SelectionSettings,
+) -> tuple[npt.NDArray[np.int64], str]:
+    """Choose among one group's chunks, bool [n].
+
+    Returns:
+        Indices of the chosen chunks, int64, and the bound that was met, in words.
+    """
+    candidates = np.flatnonzero(members & chunks.open)
+    if candidates.size == 0:
+        return candidates, ""
+    n_chunks, protected = int(members.sum()), int(chunks.protected[members].sum())
+
+    def paid(rate: float) -> int:
+        chunk_budget = budget.chunk_budget(rate, n_chunks)
+        return budget.left_to_score(chunk_budget, protected // settings.chunk_size)
+
+    order = budget.priority(chunks.scores, candidates, settings.neighbours)
+    coverage = settings.coverage if chunks.scored else 1.0
+    if settings.budget == "tokens":
+        kept_anyway = int((chunks.lengths - chunks.free).sum())
+        tokens = budget.left_to_score(settings.keep_tokens, kept_anyway)
+        count = budget.tokens_count(chunks.free[order], tokens)
+        order = budget.with_coverage(order, round(coverage * count))
+        # Chunks differ in length, and others are first now.
+        count = max(budget.tokens_count(chunks.free[order], tokens), paid(least_rate))
+        return order[:count], ""
+    limit = ""
+    if settings.budget == "rate":
+        count = paid(keep_rate)
+    else:
+        count, limit = _count_by_scores(chunks.scores[candidates], settings, paid)
+    count = min(max(count, paid(least_rate)), candidates.size)
+    return budget.with_coverage(order, round(coverage * count))[:count], limit
+
+
+def _count_by_scores(
+    scores: npt.NDArray[np.float64], settings: SelectionSettings, paid: Callable[[float], int]
+) -> tuple[int, str]:
+    """Return how many chunks the scores themselves ask for, within the bounds."""
+    if settings.budget == "mass":
+        count = budget.mass_count(scores, settings.keep_mass)
+    else:
+        count = budget.threshold_count(scores, settings.keep_threshold)
+    least, most = paid(settings.min_keep_rate), paid(settings.max_keep_rate)
+    if count < least:
+        return least, f", raised to min_keep_rate {settings.min_keep_rate:g}"
+    if count > most:
+        return most, f", held at max_keep_rate {settings.max_keep_rate:g}"
+    return count, ""

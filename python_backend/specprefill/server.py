@@ -25,7 +25,8 @@ from pathlib import Path
 
 from specprefill.embedded_model import resolve_model
 from specprefill.errors import ConfigurationError
-from specprefill.settings import CONFIG_VARIABLE, ServerSettings, Settings, dump_settings
+from specprefill.run_state import FOLDER_VARIABLE, RunState
+from specprefill.settings import CONFIG_VARIABLE, ENVIRONMENT_PREFIX, Settings, dump_settings
 
 MODELS = ("preprocessing", "draft", "target", "specprefill", "ensemble")
 _SHARED_MEMORY = Path("/dev/shm")
@@ -75,6 +76,7 @@ class TritonServer:
         self.shared_memory_prefix = f"{_SHM_PREFIX}{os.getpid()}_{secrets.token_hex(4)}_"
         self._process: subprocess.Popen[bytes] | None = None
         self._workspace: tempfile.TemporaryDirectory[str] | None = None
+        self._run_state: RunState | None = None
 
     @property
     def http_url(self) -> str:
@@ -98,6 +100,12 @@ class TritonServer:
         return Path(self._workspace.name) / "triton.log"
 
     @property
+    def run_state(self) -> RunState:
+        """What the entry model tells while the server runs, and is told."""
+        assert self._run_state is not None
+        return self._run_state
+
+    @property
     def pid(self) -> int:
         """Process id of tritonserver, which is also its process group."""
         assert self._process is not None
@@ -115,11 +123,12 @@ class TritonServer:
         """
         if not self._repository.is_dir():
             raise ConfigurationError(f"model repository {self._repository} does not exist")
-        self.settings = _with_model_folders(_with_free_ports(self.settings), progress)
+        self.settings = _with_model_folders(with_free_ports(self.settings), progress)
         remove_stale_shared_memory()
         self._workspace = tempfile.TemporaryDirectory(prefix="specprefill-")
         try:
             workspace = Path(self._workspace.name)
+            self._run_state = RunState(workspace)
             config = workspace / "settings.yaml"
             dump_settings(self.settings, config)
             progress("starting tritonserver")
@@ -127,7 +136,7 @@ class TritonServer:
             self._process = self._spawn(installation, config)
             self._wait_ready(progress)
         except BaseException:
-            self.stop()
+            self.stop(grace_seconds=0)
             raise
 
     def _spawn(self, installation: Installation, config: Path) -> subprocess.Popen[bytes]:
@@ -135,8 +144,8 @@ class TritonServer:
             installation, self.settings, self._repository, self.shared_memory_prefix
         )
         environment = {
-            **os.environ,
-            CONFIG_VARIABLE: str(config),
+            **configured_environment(config),
+            FOLDER_VARIABLE: str(config.parent),
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
             "LD_LIBRARY_PATH": os.pathsep.join(
                 (*installation.library_path, os.environ.get("LD_LIBRARY_PATH", ""))
@@ -157,7 +166,7 @@ class TritonServer:
                 stderr=subprocess.STDOUT,
                 env=environment,
                 start_new_session=True,
-                preexec_fn=_die_with_parent,
+                preexec_fn=die_with_parent,
             )
 
     def _wait_ready(self, progress: Callable[[str], None]) -> None:
@@ -203,14 +212,18 @@ class TritonServer:
         """Tell whether the server's process runs."""
         return self._process is not None and self._process.poll() is None
 
-    def stop(self) -> None:
-        """End the server and everything it started; safe to call twice."""
+    def stop(self, grace_seconds: float = _STOP_SECONDS) -> None:
+        """End the server and everything it started; safe to call twice.
+
+        Args:
+            grace_seconds: how long it may take to end by itself before it is killed.
+        """
         if self._process is not None:
             group = self._process.pid
-            if self._process.poll() is None:
+            if self._process.poll() is None and grace_seconds > 0:
                 self._process.send_signal(signal.SIGTERM)
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    self._process.wait(_STOP_SECONDS)
+                    self._process.wait(grace_seconds)
             # Python processes outlive a server that was killed, each holding its model.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(group, signal.SIGKILL)
@@ -218,6 +231,7 @@ class TritonServer:
             _wait_for_end(group)
             self._process = None
         remove_shared_memory(self.shared_memory_prefix)
+        self._run_state = None
         if self._workspace is not None:
             self._workspace.cleanup()
             self._workspace = None
@@ -252,9 +266,7 @@ def tritonserver_command(
         ConfigurationError: several ranks are needed, and not all fit on one machine or mpirun is
             not on PATH.
     """
-    ranks = 1
-    if settings.engine == "tensorrt_llm":
-        ranks = settings.build.tp_size * settings.build.pp_size
+    ranks = rank_count(settings)
     if ranks == 1:
         return _rank_command(installation, settings, repository, shared_memory_prefix)
     if ranks > settings.build.gpus_per_node:
@@ -271,6 +283,13 @@ def tritonserver_command(
         command += [":"] if rank else []
         command += ["-n", "1", *_rank_command(installation, settings, repository, prefix, rank)]
     return command
+
+
+def rank_count(settings: Settings) -> int:
+    """Return how many tritonservers serve a deployment together."""
+    if settings.engine == "tensorrt_llm":
+        return settings.build.tp_size * settings.build.pp_size
+    return 1
 
 
 def _rank_command(
@@ -388,26 +407,41 @@ def _with_model_folders(settings: Settings, progress: Callable[[str], None]) -> 
     return Settings.model_validate(values)
 
 
-def _with_free_ports(settings: Settings) -> Settings:
-    """Replace ports of 0 by free ones and refuse ports that are taken."""
-    server = settings.server
-    ports: dict[str, int] = {}
+def with_free_ports(settings: Settings, gateway: bool = False) -> Settings:
+    """Replace ports of 0 by free ones and refuse ports that are taken.
+
+    Args:
+        settings: the deployment.
+        gateway: whether the gateway's port is wanted, too.
+
+    Raises:
+        ConfigurationError: names the port.
+    """
+    fields = [("server", field) for field in ("http_port", "grpc_port", "metrics_port")]
+    fields += [("gateway", "port")] if gateway else []
+    taken: dict[int, str] = {}
     with contextlib.ExitStack() as held:  # held together, so that no port is given out twice
-        for field in ("http_port", "grpc_port", "metrics_port"):
-            ports[field] = held.enter_context(_bound(server, field))
-    return settings.model_copy(update={"server": server.model_copy(update=ports)})
+        for section, field in fields:
+            chosen, name = getattr(settings, section), f"{section}.{field}"
+            port = held.enter_context(_bound(chosen.host, getattr(chosen, field), name))
+            if port in taken:
+                raise ConfigurationError(f"{name}: {port} is {taken[port]}, too; choose another")
+            taken[port] = name
+            settings = settings.model_copy(
+                update={section: chosen.model_copy(update={field: port})}
+            )
+    return settings
 
 
 @contextlib.contextmanager
-def _bound(server: ServerSettings, field: str) -> Iterator[int]:
-    port = getattr(server, field)
-    with socket.socket(_family(server.host), socket.SOCK_STREAM) as listener:
+def _bound(host: str, port: int, field: str) -> Iterator[int]:
+    with socket.socket(_family(host), socket.SOCK_STREAM) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            listener.bind((server.host, port))
+            listener.bind((host, port))
         except OSError as error:
             raise ConfigurationError(
-                f"server.{field}: {server.host}:{port} cannot be bound: {error.strerror}; "
+                f"{field}: {host}:{port} cannot be bound: {error.strerror}; "
                 "choose another port, or 0 for a free one"
             ) from error
         yield int(listener.getsockname()[1])
@@ -417,6 +451,14 @@ def _family(host: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
-def _die_with_parent() -> None:
-    """Ask the kernel to end the server when its launcher is killed."""
+def configured_environment(config: Path) -> dict[str, str]:
+    """Return this process's environment for a child whose settings `config` holds completely."""
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith(ENVIRONMENT_PREFIX)
+    }
+    return {**environment, CONFIG_VARIABLE: str(config)}
+
+
+def die_with_parent() -> None:
+    """Ask the kernel to end a child when the thread that starts it ends, or is killed."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -3,13 +3,23 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from specprefill.errors import ConfigurationError, InvalidRequestError
 
@@ -24,12 +34,29 @@ class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
+def _parse_json(value: Any) -> Any:
+    """Read a structured setting that came as JSON: a request carries plain strings only."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise ValueError(f"no valid JSON: {error}") from error
+
+
+_FROM_JSON = BeforeValidator(_parse_json)
+KeepRate = Annotated[float, Field(gt=0, le=1)]
+NotNegative = Annotated[int, Field(ge=0)]
+Role = Literal["system", "user", "assistant", "tool"]
+
+
 class SelectionSettings(_Section):
     """Which prompt tokens are kept. Every one of these can be set per request."""
 
-    scorer: Literal["lookahead", "zscore"] = Field(
+    scorer: Literal["lookahead", "zscore", "window", "single_layer", "none"] = Field(
         "zscore",
-        description="Scoring rule: `lookahead` is the paper's, `zscore` needs no decoding.",
+        description="Scoring rule: `lookahead` is the paper's; `zscore`, `window` and "
+        "`single_layer` decode nothing; `none` runs no draft and keeps evenly spaced chunks.",
     )
     keep_rate: float = Field(
         0.2, gt=0, le=1, description="Share of the prompt's chunks to keep; 1 is dense prefill."
@@ -38,7 +65,7 @@ class SelectionSettings(_Section):
         32, ge=1, le=1024, description="Tokens per chunk; 1 selects single tokens."
     )
     pool_kernel: int = Field(
-        13, ge=1, le=255, description="Width of the average pooling over the prompt; odd."
+        13, ge=1, le=255, description="Width of the pooling over the prompt; odd."
     )
     look_ahead: int = Field(
         8, ge=1, le=64, description="Steps of the `lookahead` rule; the last prompt token is one."
@@ -47,14 +74,89 @@ class SelectionSettings(_Section):
         False, description="Let the look-ahead of the `lookahead` rule run past a stop token."
     )
     query_window: int = Field(
-        16, ge=1, le=256, description="Last prompt tokens whose queries the `zscore` rule uses."
+        16,
+        ge=1,
+        le=256,
+        description="Last prompt tokens whose queries the `zscore` and `window` rules use.",
+    )
+    single_layer: int = Field(
+        13, ge=0, description="Layer of the `single_layer` rule, whatever `draft.score_layers` is."
+    )
+    pooling: Literal["avg", "max"] = Field(
+        "avg", description="How attention is pooled over `pool_kernel` prompt tokens."
     )
     protect_first: int = Field(4, ge=0, description="Tokens at the prompt's start always kept.")
     protect_last: int = Field(
         64, ge=0, description="Tokens at the prompt's end always kept; the last one always is."
     )
+    protect_last_user_tokens: int = Field(
+        256, ge=0, description="A last user message of at most this many tokens is kept whole."
+    )
+    verbatim_guard: bool = Field(
+        False, description="Prefill densely when the prompt asks for a quote, copy or translation."
+    )
     min_prompt_tokens: int = Field(
         512, ge=0, description="Prompts shorter than this are prefilled densely."
+    )
+    chunk_borders: Literal["fixed", "line", "sentence"] = Field(
+        "fixed",
+        description="Where chunks end: every `chunk_size` tokens, or at the nearest line or "
+        "sentence within half a chunk of that.",
+    )
+    neighbours: int = Field(
+        0, ge=0, le=64, description="Chunks kept on each side of a chosen one, within the budget."
+    )
+    coverage: float = Field(
+        0.0, ge=0, le=1, description="Share of the budget for evenly spaced chunks; 1 is all of it."
+    )
+    budget: Literal["rate", "tokens", "mass", "threshold"] = Field(
+        "rate",
+        description="What limits the kept chunks: `keep_rate`, `keep_tokens`, `keep_mass` or "
+        "`keep_threshold`.",
+    )
+    keep_rate_by_length: Annotated[dict[NotNegative, KeepRate] | None, _FROM_JSON] = Field(
+        None,
+        description="Keep rates for prompts from so many tokens on, in place of `keep_rate`; "
+        'as `{"4096": 0.3, "16384": 0.15}`.',
+    )
+    role_keep_rates: Annotated[dict[Role, KeepRate] | None, _FROM_JSON] = Field(
+        None,
+        description="Keep rates within the messages of a role, in place of `keep_rate`; "
+        'as `{"tool": 0.1, "user": 0.5}`.',
+    )
+    keep_tokens: int = Field(1024, ge=1, description="With budget `tokens`: most tokens to keep.")
+    keep_mass: float = Field(
+        0.9,
+        gt=0,
+        le=1,
+        description="With budget `mass`: share of the importance above the median to keep.",
+    )
+    keep_threshold: float = Field(
+        0.05,
+        ge=0,
+        lt=1,
+        description="With budget `threshold`: keep chunks that score more than this share of the "
+        "best one, both above the median.",
+    )
+    min_keep_rate: float = Field(
+        0.05, gt=0, le=1, description="Least `keep_rate` of the budgets `mass` and `threshold`."
+    )
+    max_keep_rate: float = Field(
+        0.5, gt=0, le=1, description="Largest `keep_rate` of the budgets `mass` and `threshold`."
+    )
+    flat_guard: Literal["off", "raise", "dense"] = Field(
+        "off",
+        description="What to do when no chunk stands out: nothing, keep at least "
+        "`flat_keep_rate`, or prefill densely.",
+    )
+    flat_threshold: float = Field(
+        12.0,
+        gt=0,
+        description="No chunk stands out if the best between the prompt's edges is less than this "
+        "many deviations above the median.",
+    )
+    flat_keep_rate: float = Field(
+        0.5, gt=0, le=1, description="With flat_guard `raise`: least share of chunks to keep."
     )
 
     @field_validator("pool_kernel")
@@ -63,6 +165,21 @@ class SelectionSettings(_Section):
         if kernel % 2 == 0:
             raise ValueError("an even width gives one score more than there are tokens; use an odd")
         return kernel
+
+    @field_validator("budget")
+    @classmethod
+    def _has_scores(cls, budget: str, info: ValidationInfo) -> str:
+        if budget in ("mass", "threshold") and info.data.get("scorer") == "none":
+            raise ValueError("mass and threshold need scores, and the scorer none gives none")
+        return budget
+
+    @field_validator("max_keep_rate")
+    @classmethod
+    def _not_below_the_least(cls, rate: float, info: ValidationInfo) -> float:
+        least = info.data.get("min_keep_rate", rate)
+        if rate < least:
+            raise ValueError(f"it must not be less than min_keep_rate, which is {least}")
+        return rate
 
     def for_request(self, overrides: Mapping[str, Any]) -> SelectionSettings:
         """Apply a request's own values.
@@ -127,7 +244,8 @@ class DraftSettings(_Section):
     """The small model that reads the whole prompt."""
 
     model: str = Field(
-        EMBEDDED_MODEL, description="Hugging Face folder, or `smollm2` for the embedded model."
+        EMBEDDED_MODEL,
+        description="Hugging Face folder, `smollm2`, or a model for measuring (docs/planning.md).",
     )
     device: str = Field("cpu", description="Torch device, for example `cpu` or `cuda:0`.")
     dtype: Dtype = Field(
@@ -140,6 +258,18 @@ class DraftSettings(_Section):
     score_layers: tuple[int, int] | None = Field(
         None, description="First and last layer whose attention counts; unset: all loaded."
     )
+    score_heads: tuple[tuple[NotNegative, NotNegative], ...] | None = Field(
+        None,
+        min_length=1,
+        description="[layer, head] pairs whose attention counts, as a calibration found them; "
+        "unset: all heads.",
+    )
+    segment_tokens: int | None = Field(
+        None,
+        ge=256,
+        description="Longer prompts are read in segments of so many tokens, the last "
+        "`protect_last` prompt tokens behind each; unset: at once.",
+    )
     attention_window: int | None = Field(
         None,
         ge=16,
@@ -147,6 +277,15 @@ class DraftSettings(_Section):
     )
     sink_tokens: int = Field(
         64, ge=0, description="With attention_window: first tokens that every token attends to."
+    )
+    cross_family: bool = Field(
+        False, description="Allow a draft with another tokenizer; scores go over by characters."
+    )
+    deadline_seconds: float | None = Field(
+        None, gt=0, description="A prompt whose draft takes longer goes dense; unset: no deadline."
+    )
+    memo_entries: int = Field(
+        64, ge=0, description="Selections remembered for prompts that come again; 0 turns it off."
     )
 
     @model_validator(mode="after")
@@ -157,6 +296,15 @@ class DraftSettings(_Section):
                 raise ValueError("score_layers must be [first, last] with 0 <= first <= last")
             if self.layers is not None and last >= self.layers:
                 raise ValueError(f"score_layers ends at {last} but only {self.layers} are loaded")
+        if self.score_heads is not None:
+            layers = {layer for layer, _ in self.score_heads}
+            if self.layers is not None and max(layers) >= self.layers:
+                raise ValueError(
+                    f"score_heads names layer {max(layers)} but only {self.layers} are loaded"
+                )
+            first, last = self.score_layers or (0, max(layers))
+            if all(layer < first or layer > last for layer in layers):
+                raise ValueError("score_heads names no layer that score_layers counts")
         return self
 
 
@@ -164,7 +312,8 @@ class TargetSettings(_Section):
     """The model that answers."""
 
     model: str = Field(
-        EMBEDDED_MODEL, description="Hugging Face folder, or `smollm2` for the embedded model."
+        EMBEDDED_MODEL,
+        description="Hugging Face folder, `smollm2`, or a model for measuring (docs/planning.md).",
     )
     device: str = Field("cpu", description="Torch device, for example `cpu` or `cuda:0`.")
     dtype: Dtype = Field(
@@ -193,6 +342,58 @@ class ServerSettings(_Section):
     exclude_input_in_output: bool = Field(
         True, description="Leave the prompt out of unstreamed answers unless a request asks for it."
     )
+    on_crash: Literal["restart", "exit"] = Field(
+        "restart", description="What `specprefill serve` does when tritonserver itself dies."
+    )
+    probe_seconds: float = Field(
+        2, gt=0, description="How often `specprefill serve` checks every model's process."
+    )
+    drain_seconds: float = Field(
+        30, ge=0, description="How long running answers may take to end after SIGTERM."
+    )
+
+
+class GatewaySettings(_Section):
+    """The OpenAI-compatible HTTP endpoint in front of Triton."""
+
+    enabled: bool = Field(True, description="Start it with `specprefill serve`.")
+    host: str = Field("127.0.0.1", description="Address to bind; loopback unless told otherwise.")
+    port: int = Field(9000, ge=0, le=65535, description="0 takes a free port.")
+    model_name: str = Field(
+        "specprefill", min_length=1, description="Model name that it answers to."
+    )
+    api_key_file: str | None = Field(
+        None, description="File with one API key per line; unset: SPECPREFILL_API_KEYS, else none."
+    )
+    max_body_bytes: int = Field(
+        8 * 2**20, ge=1024, description="Largest request body; larger ones are refused with 413."
+    )
+
+
+class GateSettings(_Section):
+    """Goes dense where pruning would not bring the first token sooner, as measured at start-up."""
+
+    enabled: bool = Field(True, description="false prunes whatever it costs.")
+    margin: float = Field(
+        0.05, ge=0, lt=1, description="Share of the dense time to first token that must be saved."
+    )
+    costs_folder: str | None = Field(
+        None,
+        description="Folder that keeps what the engines took, so that later starts need not "
+        "measure; unset: measured at every start.",
+    )
+
+
+class RecordSettings(_Section):
+    """Selections written down for `specprefill explain` and for replay; off unless asked for."""
+
+    folder: str | None = Field(
+        None, description="Folder for one JSON file per scored prompt; unset: none are written."
+    )
+    content: Literal["hashes", "ids"] = Field(
+        "hashes", description="`hashes` keeps no prompt; `ids` keeps the prompt's token ids."
+    )
+    max_files: int = Field(1000, ge=1, description="Oldest records are removed beyond this many.")
 
 
 class BuildSettings(_Section):
@@ -281,6 +482,9 @@ class Settings(_Section):
     selection: SelectionSettings = SelectionSettings()
     sampling: SamplingSettings = SamplingSettings()
     server: ServerSettings = ServerSettings()
+    gateway: GatewaySettings = GatewaySettings()
+    records: RecordSettings = RecordSettings()
+    gate: GateSettings = GateSettings()
     tensorrt_llm: TensorRTSettings = TensorRTSettings()
     build: BuildSettings = BuildSettings()
 
@@ -370,6 +574,7 @@ def _from_reference(values: Mapping[str, Any], path: Path) -> dict[str, Any]:
         "keep_rate": keep.get("percentage", 1.0),
         "protect_first": 0,
         "protect_last": 0,
+        "protect_last_user_tokens": 0,
         "min_prompt_tokens": 0,
     }
     return {"selection": selection}
@@ -406,11 +611,18 @@ def _first_problem(error: ValidationError) -> str:
 
 def allowed_values(model: type[BaseModel], field: str) -> str:
     """Describe a field's range from its own declaration, so that errors and docs agree."""
-    info = model.model_json_schema()["properties"][field]
+    return _describe_range(model.model_json_schema()["properties"][field])
+
+
+def _describe_range(info: Mapping[str, Any]) -> str:
     options = info.get("anyOf", [info])
     info = {**info, **options[0]}
     if "enum" in info:
         return ", ".join(str(value) for value in info["enum"])
+    if isinstance(info.get("additionalProperties"), Mapping):
+        keys = info.get("propertyNames")
+        names = f", keys {_describe_range(keys)}" if keys else ""
+        return f"JSON object{names}, values {_describe_range(info['additionalProperties'])}"
     kind = {"integer": "integer", "number": "finite number", "boolean": "true or false"}
     words = kind.get(info.get("type", ""), info.get("type", "value"))
     low, high = info.get("minimum"), info.get("maximum")
@@ -421,6 +633,9 @@ def allowed_values(model: type[BaseModel], field: str) -> str:
         words += f" from {low}"
     if high is not None:
         words += f" up to {high}" if low is not None or over is not None else f" at most {high}"
+    below = info.get("exclusiveMaximum")
+    if below is not None:
+        words += f" below {below:g}"
     return words
 
 

@@ -70,7 +70,7 @@ def test_missing_engine_folder_names_the_setting(model_folder: Path) -> None:
 def test_torch_deployments_import_no_adapter() -> None:
     program = (
         "import sys, specprefill.engines as engines; from specprefill.settings import Settings\n"
-        "engines._make_draft(Settings())\n"
+        "engines.make_draft(Settings())\n"
         "print([name for name in sys.modules if 'trtllm' in name or 'tensorrt_llm' in name])"
     )
     done = subprocess.run(

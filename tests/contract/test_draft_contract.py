@@ -28,6 +28,9 @@ RULES: list[dict[str, Any]] = [
     {"scorer": "lookahead", "look_ahead": 1},
     {"scorer": "zscore", "query_window": 16},
     {"scorer": "zscore", "query_window": 3, "pool_kernel": 1},
+    {"scorer": "zscore", "pooling": "max"},
+    {"scorer": "window", "query_window": 16},
+    {"scorer": "single_layer", "single_layer": 2},
 ]
 
 
@@ -158,9 +161,37 @@ def test_more_queries_than_the_engine_gives_fail_the_request_alone(make_draft: M
         observe(draft, prompt(50), {"scorer": "zscore", "query_window": QUERY_WINDOW + 1})
 
 
-def test_default_query_window_has_to_fit_the_engine(make_draft: MakeDraft) -> None:
+@pytest.mark.parametrize("scorer", ["zscore", "window"])
+def test_default_query_window_has_to_fit_the_engine(make_draft: MakeDraft, scorer: str) -> None:
     with pytest.raises(ConfigurationError, match=r"selection\.query_window"):
-        make_draft(selection={"query_window": QUERY_WINDOW + 1})
+        make_draft(selection={"scorer": scorer, "query_window": QUERY_WINDOW + 1})
+
+
+def test_a_layer_that_is_not_exported_fails_the_start_or_the_request_alone(
+    make_draft: MakeDraft,
+) -> None:
+    single = {"scorer": "single_layer", "single_layer": 0}
+    with pytest.raises(ConfigurationError, match=r"selection\.single_layer: layer 0"):
+        make_draft(selection=single)
+    draft = make_draft()
+    with pytest.raises(EngineError, match="single_layer is 0 but the draft scores 1 to 2"):
+        observe(draft, prompt(50), single)
+    observe(draft, prompt(50), RULES[0])
+
+
+def test_only_score_heads_count(model_folder: Path, make_draft: MakeDraft) -> None:
+    ids, rule = prompt(80), make_rule(SelectionSettings(**RULES[2]))
+    heads = ((1, 3), (2, 0), (2, 1))
+    drafts = (
+        make_draft({"score_heads": heads}),
+        TorchDraft(model_folder, DraftSettings(dtype="float32", score_heads=heads)),
+    )
+    importances = []
+    for draft in drafts:
+        observer = AttentionObserver(rule, len(ids), None, heads)
+        draft.observe(ids, observer)
+        importances.append(observer.importance())
+    torch.testing.assert_close(*importances, atol=1e-5, rtol=1e-4)
 
 
 def test_failing_enqueue_is_an_engine_error(
@@ -251,6 +282,7 @@ def test_quantised_keys_stop(make_draft: MakeDraft) -> None:
         ({"attention_window": 64}, r"draft\.attention_window"),
         ({"weights": "int8"}, r"draft\.weights"),
         ({"score_layers": (0, 2)}, r"draft\.score_layers: layer 0"),
+        ({"score_heads": ((2, 0), (0, 1))}, r"draft\.score_heads: layer 0"),
     ],
 )
 def test_settings_that_the_build_fixed_stop(

@@ -124,3 +124,26 @@ def test_more_than_the_queue_holds_is_told_at_once(server):
     assert status == 400, body  # this Triton's generate endpoint knows no other error status
     assert "server busy: 8 requests are in flight" in body
     assert generate(server, "specprefill", text_input="Hi", max_tokens=2)["text_output"]
+
+
+def test_two_hundred_cancelled_requests_leave_nothing(server):
+    import psutil
+
+    def memory():
+        parent = psutil.Process(server.pid)
+        return sum(p.memory_info().rss for p in (parent, *parent.children(recursive=True)))
+
+    def cancel(count):
+        for number in range(count):
+            pieces = stream(server.grpc_url, **{**LONG, "text_input": f"Tale {number}."})
+            next(pieces)
+            pieces.close()
+
+    cancel(20)  # what is allocated once
+    before = memory()
+    cancel(200)
+    deadline = time.monotonic() + 10
+    while metric(server, "specprefill_running") or metric(server, "specprefill_cache_tokens"):
+        assert time.monotonic() < deadline, "a slot is still taken"
+        time.sleep(0.2)
+    assert memory() < before * 1.02 + 16 * 2**20

@@ -39,6 +39,10 @@ BAD = {
         ["beam_width", "4 is not supported", "only 1"],
     ),
     "end_id": ({"text_input": "Hi", "end_id": 99999}, ["end_id", "got 99999", "up to 49151"]),
+    "timeout_ms": ({"text_input": "Hi", "timeout_ms": 0}, ["timeout_ms", "got 0", "from 1"]),
+    "lora": ({"text_input": "Hi", "lora_task_id": 7}, ["lora_task_id", "not supported"]),
+    "guide": ({"text_input": "Hi", "guided_decoding_guide": "x"}, ["guided_decoding_guide"]),
+    "bias": ({"text_input": "Hi", "embedding_bias_words": ["a"]}, ["embedding_bias_words"]),
     "logits": ({"text_input": "Hi", "return_context_logits": True}, ["return_context_logits"]),
 }
 ENTRIES = ("specprefill", "ensemble")

@@ -76,7 +76,7 @@ def test_a_killed_server_leaves_nothing_after_stop(tiny):
 
 
 def test_a_dead_draft_process_means_dense(tiny):
-    """Through `specprefill`; Triton itself never starts a Python process again."""
+    """Through `specprefill`, also without the supervisor that would start it again."""
     prompt = " ".join(f"word{i}" for i in range(400))
     with TritonServer(tiny) as server:
         fields = {"text_input": prompt, "max_tokens": 3, "keep_rate": 0.2}
@@ -100,7 +100,7 @@ def test_a_killed_launcher_takes_the_server_with_it(tiny_llama, tmp_path):
     model = f"{{model: {tiny_llama}, dtype: float32}}"
     config.write_text(f"target: {model}\ndraft: {model}\n")
     command = [str(CLI), "serve", "--config", str(config)]
-    for port in ("--http-port", "--grpc-port", "--metrics-port"):
+    for port in ("--http-port", "--grpc-port", "--metrics-port", "--openai-port"):
         command += [port, "0"]
     launcher = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     wait_for_banner(launcher)
@@ -133,7 +133,7 @@ def test_serve_prints_a_banner_that_works_and_ends_on_ctrl_c(tiny_llama, tmp_pat
     model = f"{{model: {tiny_llama}, dtype: float32}}"
     config.write_text(f"target: {model}\ndraft: {model}\n")
     command = [str(CLI), "serve", "--config", str(config), "--http-port", "0"]
-    command += ["--grpc-port", "0", "--metrics-port", "0"]
+    command += ["--grpc-port", "0", "--metrics-port", "0", "--openai-port", "0"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         banner = wait_for_banner(process)

@@ -197,25 +197,37 @@ def test_a_plan_never_exceeds_the_gpu(total, draft_gib, prompt):
     assert 1 <= result.dense_sequences <= result.pruned_sequences
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(
     length=st.integers(1, 3000),
-    keep_rate=st.floats(0.01, 1),
-    chunk_size=st.integers(1, 64),
     protect=st.integers(0, 100),
     seed=st.integers(0, 2**32 - 1),
+    options=st.fixed_dictionaries(
+        {
+            "keep_rate": st.floats(0.01, 1),
+            "chunk_size": st.integers(1, 64),
+            "chunk_borders": st.sampled_from(["fixed", "line"]),
+            "budget": st.sampled_from(["rate", "tokens", "mass", "threshold"]),
+            "keep_tokens": st.integers(1, 2000),
+            "keep_rate_by_length": st.sampled_from([None, {100: 0.7, 900: 0.2}]),
+            "role_keep_rates": st.sampled_from([None, {"tool": 0.1, "user": 0.6}]),
+            "flat_guard": st.sampled_from(["off", "raise", "dense"]),
+            "neighbours": st.integers(0, 2),
+            "coverage": st.floats(0, 1),
+        }
+    ),
 )
-def test_no_selection_keeps_more_than_the_bound(length, keep_rate, chunk_size, protect, seed):
-    importance = np.random.default_rng(seed).random(length).astype(np.float32)
-    selection = select(
-        importance, keep_rate, protected_mask(length, protect, protect, ()), chunk_size
-    )
+def test_no_selection_keeps_more_than_the_bound(length, protect, seed, options):
+    draw = np.random.default_rng(seed)
     chosen = SelectionSettings(
-        keep_rate=keep_rate,
-        chunk_size=chunk_size,
-        protect_first=protect,
-        protect_last=protect,
-        min_prompt_tokens=0,
+        protect_first=protect, protect_last=protect, min_prompt_tokens=0, **options
+    )
+    selection = select(
+        draw.random(length).astype(np.float32),
+        chosen,
+        protected_mask(length, protect, protect, ()),
+        borders=(draw.random(length) < 0.05).astype(np.uint8) * 2,
+        role_spans=((0, length // 2, 3), (length // 2, length, 1)),
     )
     assert len(selection.kept) <= kept_tokens_at_most(length, chosen)
 

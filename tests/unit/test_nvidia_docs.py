@@ -8,7 +8,8 @@ import re
 from pathlib import Path
 
 import yaml
-from specprefill.cost_model import Device, ideal_ratio
+from specprefill.cost_model import draft_work, ideal_times
+from specprefill.gpus import GPUS
 from specprefill.memory_plan import GIB, ModelShape, shape_from_config
 from specprefill.settings import Settings
 
@@ -51,14 +52,17 @@ def sizing_row(target: str, tp_size: int, gpu_gib: float, prompt: int) -> str:
     )
     gpu = make_plan(settings, Path("/engines")).gpu
     draft = gpu.draft_weights + gpu.draft_activations + gpu.draft_kv
-    ideal = ideal_ratio(
+    draft_shape = _shape("llama-3.2-1b")
+    gpu_rates = GPUS["h100"].rates
+    ideal = ideal_times(
         _shape(target),
-        _shape("llama-3.2-1b"),
+        draft_shape,
+        draft_work(draft_shape, settings.draft, settings.selection.query_window, 1),
         prompt,
-        settings.selection.keep_rate,
-        Device(tp_size, relative_rate=2.0),
-        Device(1),
-    )
+        round(prompt * settings.selection.keep_rate),
+        gpu_rates.times(tp_size).in_fp8(),
+        gpu_rates,
+    ).ratio
     cells = (
         target.replace("llama-", "Llama-").replace("b", "B"),
         f"{tp_size} x {gpu_gib:g}",

@@ -3,7 +3,9 @@ import json
 
 import pytest
 from specprefill.errors import ConfigurationError, InvalidRequestError
-from specprefill.prompt import PromptEncoder, check_same_tokenizer, load_tokenizer, parse_messages
+from specprefill.messages import ROLES, parse_conversation
+from specprefill.prompt import PromptEncoder
+from specprefill.tokenizer import check_same_tokenizer, load_tokenizer
 from transformers import AutoTokenizer
 
 
@@ -38,7 +40,7 @@ def test_messages_equal_the_tokenizers_chat_template(encoder, tokenizer):
 
 def test_control_text_and_system_prompt_are_protected(encoder, tokenizer):
     messages = chat(("system", "Be brief."), ("user", "A long story."), ("assistant", "I see."))
-    prompt = encoder.encode(None, messages)
+    prompt = encoder.encode(None, messages, protect_last_user_tokens=0)
     assert text_of(tokenizer, prompt, protected=False) == "A long story.I see."
     protected = text_of(tokenizer, prompt, protected=True)
     assert "Be brief." in protected
@@ -46,8 +48,116 @@ def test_control_text_and_system_prompt_are_protected(encoder, tokenizer):
 
 
 def test_repeated_contents_are_found_in_their_own_turns(encoder, tokenizer):
-    prompt = encoder.encode(None, chat(("system", "echo"), ("user", "echo"), ("user", "echo")))
+    messages = chat(("system", "echo"), ("user", "echo"), ("user", "echo"))
+    prompt = encoder.encode(None, messages, protect_last_user_tokens=0)
     assert text_of(tokenizer, prompt, protected=False) == "echoecho"
+    first, second, third = prompt.role_spans
+    assert [ROLES[role] for _, _, role in prompt.role_spans] == ["system", "user", "user"]
+    assert first[1] < second[0] < second[1] < third[0]
+    prompt = encoder.encode(None, messages)
+    assert prompt.role_spans == (first, second, third)
+    assert text_of(tokenizer, prompt, protected=False) == "echo"
+    assert prompt.protected[-1][0] == second[1]  # the earlier one of the two can go
+
+
+def unprotected(encoder, tokenizer, *pairs, **options):
+    return text_of(tokenizer, encoder.encode(None, chat(*pairs), **options), protected=False)
+
+
+def test_a_short_last_user_turn_is_protected(encoder, tokenizer):
+    turns = (("user", "A story."), ("assistant", "I see."), ("user", "What was it?"))
+    assert unprotected(encoder, tokenizer, *turns) == "A story.I see."
+    assert unprotected(encoder, tokenizer, *turns, protect_last_user_tokens=3).endswith("it?")
+    assert unprotected(encoder, tokenizer, *turns, protect_last_user_tokens=4) == "A story.I see."
+
+
+def test_a_long_last_user_turn_keeps_its_end_if_something_follows_it(encoder, tokenizer):
+    document = ("user", "word " * 100 + "question?")
+    left = unprotected(encoder, tokenizer, document, protect_last_user_tokens=50)
+    assert left == document[1]
+    turns = document, ("tool", "Found.")
+    left = unprotected(encoder, tokenizer, *turns, protect_last_user_tokens=50)
+    assert left == "word" + " word" * 51 + "Found."
+    prompt = encoder.encode(None, chat(*turns), protect_last_user_tokens=90)
+    (_, start), (end, _) = prompt.protected[0], prompt.protected[1]
+    assert (start, end) == (prompt.role_spans[0][0], prompt.role_spans[0][1] - 64)
+
+
+def test_developer_is_another_name_of_system(encoder):
+    system, developer = (
+        encoder.encode(None, chat((role, "Be brief."), ("user", "Hi"))).token_ids.tolist()
+        for role in ("system", "developer")
+    )
+    assert system == developer
+
+
+def test_spans_to_keep_become_tokens(encoder, tokenizer):
+    text = "One two three four five six"
+    prompt = encoder.encode(text, None, keep_spans="[[4, 7], [12, 20]]")
+    assert text_of(tokenizer, prompt, protected=True) == " two three four five"
+    assert prompt.protected == ((1, 2), (2, 5)) or prompt.protected == ((1, 5),)
+    assert encoder.encode(text, None, keep_spans="[]").protected == ()
+    # Characters, not bytes; a character of several tokens is kept whole.
+    prompt = encoder.encode("日本語 😀 x", None, keep_spans="[[4, 5]]")
+    assert text_of(tokenizer, prompt, protected=True) == " 😀"
+
+
+@pytest.mark.parametrize(
+    ("spans", "words"),
+    [
+        ("[", ("keep_spans", "no valid JSON")),
+        ("[" * 100_000, ("keep_spans", "no valid JSON")),
+        ("3", ("keep_spans", "no list")),
+        ("[3]", ("keep_spans[0]", "no pair of integers")),
+        ("[[0, 1.0]]", ("keep_spans[0]", "no pair of integers")),
+        ("[[false, true]]", ("keep_spans[0]", "no pair of integers")),
+        ("[[0, 1, 2]]", ("keep_spans[0]", "no pair of integers")),
+        ("[[-1, 2]]", ("keep_spans[0]", "got [-1, 2]", "from 0 up to 11 characters")),
+        ("[[2, 2]]", ("keep_spans[0]", "start < end")),
+        ("[[2, 12]]", ("keep_spans[0]", "up to 11")),
+        ("[[4, 6], [5, 8]]", ("keep_spans[1]", "got [5, 8]", "from 6")),
+    ],
+)
+def test_bad_spans_are_named(encoder, spans, words):
+    with pytest.raises(InvalidRequestError) as caught:
+        encoder.encode("Hello world", None, keep_spans=spans)
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_spans_belong_to_text(encoder):
+    with pytest.raises(InvalidRequestError, match="keep_spans: set together with messages"):
+        encoder.encode(None, BOTH, keep_spans="[]")
+
+
+def test_control_tokens_in_raw_text_are_kept(encoder, tokenizer):
+    text = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    prompt = encoder.encode(text, None)
+    assert prompt.token_ids.tolist() == tokenizer(text).input_ids
+    kept = text_of(tokenizer, prompt, protected=True)
+    assert kept == "<|im_start|><|im_end|><|im_start|>"
+
+
+def test_borders_have_one_value_per_token(encoder, tokenizer):
+    prompt = encoder.encode("One. Two.\nThree", None)
+    assert prompt.borders.tolist() == [2, 0, 1, 0, 0, 2]
+    prompt = encoder.encode(None, chat(("user", "One. Two.")))
+    text = tokenizer.convert_ids_to_tokens(prompt.token_ids)
+    begins = [token for token, border in zip(text, prompt.borders, strict=True) if border == 1]
+    assert begins == ["ĠTwo"]
+
+
+def test_the_verbatim_guard_is_off_unless_asked_for(encoder):
+    ask = "Quote the second paragraph."
+    reason = "dense: the prompt asks for a verbatim copy (verbatim_guard)"
+    assert encoder.encode(ask, None).dense_reason == ""
+    assert encoder.encode(ask, None, verbatim_guard=True).dense_reason == reason
+    messages = chat(("user", ask), ("assistant", "x"))
+    assert encoder.encode(None, messages, verbatim_guard=True).dense_reason == reason
+    messages = chat(("user", ask), ("assistant", "x"), ("user", "Who wrote it?"))
+    assert encoder.encode(None, messages, verbatim_guard=True).dense_reason == ""
+    late = ask + " It is long." * 60
+    assert encoder.encode(late, None, verbatim_guard=True).dense_reason == ""
 
 
 BOTH = chat(("user", "x"))
@@ -62,6 +172,7 @@ BOTH = chat(("user", "x"))
         (" \n\t ", None, ("text_input", "empty")),
         (None, "[{", ("messages", "no valid JSON")),
         (None, "{}", ("messages", "no list")),
+        (None, "3", ("messages", "no list")),
         (None, "[]", ("messages", "empty")),
         (None, "[3]", ("messages[0]", "no object")),
         (None, "[" * 100_000, ("messages", "no valid JSON")),
@@ -91,7 +202,7 @@ def test_max_tokens_must_fit_behind_the_prompt(encoder):
 
 def test_deep_json_is_no_crash():
     with pytest.raises(InvalidRequestError):
-        parse_messages("[" * 50_000 + "]" * 50_000)
+        parse_conversation("[" * 50_000 + "]" * 50_000)
 
 
 def test_a_model_without_template_refuses_messages(tokenizer, smollm2):

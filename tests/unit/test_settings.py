@@ -39,7 +39,11 @@ def test_the_file_may_come_from_the_environment(tmp_path):
 
 def test_settings_survive_a_round_trip(tmp_path):
     settings = load_settings(
-        overrides={"draft": {"layers": 9, "score_layers": [2, 5]}, "sampling": {"seed": 2**64 - 1}},
+        overrides={
+            "draft": {"layers": 9, "score_layers": [2, 5], "score_heads": [[2, 1], [5, 0]]},
+            "sampling": {"seed": 2**64 - 1},
+            "selection": {"keep_rate_by_length": {4096: 0.3}, "role_keep_rates": {"tool": 0.1}},
+        },
         environment={},
     )
     dump_settings(settings, tmp_path / "out.yaml")
@@ -57,6 +61,17 @@ def test_settings_survive_a_round_trip(tmp_path):
         ("selection: {scorer: best}", "selection.scorer: got 'best'"),
         ("draft: {layers: 4, score_layers: [2, 4]}", "ends at 4 but only 4 are loaded"),
         ("draft: {score_layers: [3, 2]}", "0 <= first <= last"),
+        ("draft: {score_heads: []}", "draft.score_heads: got []"),
+        ("draft: {score_heads: [[2, -1]]}", "draft.score_heads.0.1: got -1"),
+        ("draft: {layers: 4, score_heads: [[4, 0]]}", "names layer 4 but only 4 are loaded"),
+        (
+            "draft: {score_layers: [2, 3], score_heads: [[1, 0], [4, 0]]}",
+            "score_heads names no layer that score_layers counts",
+        ),
+        ("selection: {keep_rate_by_length: {4096: 2}}", "keep_rate_by_length.4096: got 2"),
+        ("selection: {role_keep_rates: {robot: 0.2}}", "role_keep_rates.robot"),
+        ("selection: {min_keep_rate: 0.4, max_keep_rate: 0.3}", "less than min_keep_rate"),
+        ("selection: {scorer: none, budget: mass}", "selection.budget: got 'mass'; mass and"),
         ("server: {http_port: 70000}", "server.http_port: got 70000"),
         ("- 1", "must hold a mapping"),
         ("a: [", "is no YAML"),
@@ -86,7 +101,17 @@ def test_unknown_environment_keys_are_errors():
         ({"keep_rate": 1.5}, "keep_rate", "finite number greater than 0 up to 1"),
         ({"keep_rate": float("nan")}, "keep_rate", "finite number greater than 0 up to 1"),
         ({"keep_rate": float("inf")}, "keep_rate", "finite number"),
-        ({"scorer": "best"}, "scorer", "lookahead, zscore"),
+        ({"scorer": "best"}, "scorer", "lookahead, zscore, window, single_layer, none"),
+        ({"budget": "all"}, "budget", "rate, tokens, mass, threshold"),
+        ({"keep_rate_by_length": "{"}, "keep_rate_by_length", "no valid JSON"),
+        ({"keep_rate_by_length": '{"9": 2}'}, "keep_rate_by_length", "up to 1"),
+        ({"keep_rate_by_length": '{"x": 0.2}'}, "keep_rate_by_length", "JSON object"),
+        ({"role_keep_rates": "[" * 10**5}, "role_keep_rates", "no valid JSON"),
+        ({"role_keep_rates": '{"me": 0.2}'}, "role_keep_rates", "keys system, user, assistant"),
+        ({"min_keep_rate": 0.9}, "max_keep_rate", "not be less than min_keep_rate"),
+        ({"scorer": "none", "budget": "threshold"}, "budget", "need scores"),
+        ({"coverage": 1.5}, "coverage", "from 0 up to 1"),
+        ({"keep_threshold": 1.0}, "keep_threshold", "from 0"),
         ({"chunk_size": 0}, "chunk_size", "integer from 1 up to 1024"),
         ({"pool_kernel": 2}, "pool_kernel", "an even width"),
         ({"protect_last": -1}, "protect_last", "integer from 0"),
@@ -149,6 +174,7 @@ def test_reference_configurations_load_as_they_are(tmp_path):
         "look_ahead": 8,
         "protect_first": 0,
         "protect_last": 0,
+        "protect_last_user_tokens": 0,
         "min_prompt_tokens": 0,
     }
     p1 = load_settings(write(tmp_path, P1), environment={}).selection
@@ -176,6 +202,24 @@ def test_the_shipped_configurations_load():
 
     for path in default_config().parent.glob("*.yaml"):
         assert isinstance(load_settings(path, environment={}), Settings), path
+
+
+def test_structured_settings_travel_as_json_text():
+    request = SelectionSettings().for_request(
+        {"keep_rate_by_length": '{"4096": 0.3, "0": 0.5}', "role_keep_rates": '{"tool": 0.1}'}
+    )
+    assert request.keep_rate_by_length == {4096: 0.3, 0: 0.5}
+    assert request.role_keep_rates == {"tool": 0.1}
+    assert request.for_request({"role_keep_rates": "null"}).role_keep_rates is None
+    assert SelectionSettings.model_validate_json(request.model_dump_json()) == request
+
+
+def test_structured_settings_come_from_files_and_the_environment(tmp_path):
+    path = write(tmp_path, "selection: {keep_rate_by_length: {4096: 0.3}}\n")
+    environment = {"SPECPREFILL__SELECTION__ROLE_KEEP_RATES": '{"tool": 0.1}'}
+    selection = load_settings(path, environment=environment).selection
+    assert selection.keep_rate_by_length == {4096: 0.3}
+    assert selection.role_keep_rates == {"tool": 0.1}
 
 
 def test_numpy_values_are_understood():

@@ -11,6 +11,7 @@ from specprefill.errors import ConfigurationError, EngineError, RequestCancelled
 from specprefill.observer import AttentionObserver
 from specprefill.scoring import make_rule
 from specprefill.settings import DraftSettings, SelectionSettings
+from specprefill.torch_engine.kv_cache import KVCache
 from transformers import AutoModelForCausalLM
 
 LOOKAHEAD = SelectionSettings(scorer="lookahead", look_ahead=5, pool_kernel=3)
@@ -20,8 +21,8 @@ def prompt(length, seed=0):
     return np.random.default_rng(seed).integers(10, 40_000, length).astype(np.int32)
 
 
-def importance(draft, ids, settings, score_layers=None):
-    observer = AttentionObserver(make_rule(settings), len(ids), score_layers)
+def importance(draft, ids, settings, score_layers=None, score_heads=None):
+    observer = AttentionObserver(make_rule(settings), len(ids), score_layers, score_heads)
     draft.observe(ids, observer)
     return observer.importance()
 
@@ -80,6 +81,38 @@ def test_early_exit_scores_as_the_whole_model_does(tiny_llama):
     torch.testing.assert_close(
         importance(early, ids, settings, (1, 2)), importance(whole, ids, settings, (1, 2))
     )
+
+
+def test_reading_ends_at_the_last_layer_that_counts(tiny_llama, monkeypatch):
+    """Layers behind it never append their keys; the scores are those of transformers."""
+    ids = prompt(300)
+    deepest = []
+    append = KVCache.append
+
+    def noting(cache, layer, keys, values):
+        deepest.append(layer)
+        return append(cache, layer, keys, values)
+
+    monkeypatch.setattr(KVCache, "append", noting)
+    draft = TorchDraft(tiny_llama, DraftSettings(dtype="float32"))
+    (attention,), _ = hugging_face_attention(tiny_llama, ids, steps=1)  # [layers, heads, 1, M]
+    settings = SelectionSettings(scorer="single_layer", single_layer=1, pool_kernel=3)
+    actual = importance(draft, ids, settings)
+    assert max(deepest) == 1
+    torch.testing.assert_close(actual, pooled(attention[1].sum(0), 3)[0], rtol=1e-3, atol=1e-6)
+    deepest.clear()
+    settings = SelectionSettings(scorer="lookahead", look_ahead=1, pool_kernel=3)
+    actual = importance(draft, ids, settings, (0, 3), [(2, 5), (0, 1)])
+    assert max(deepest) == 2
+    only = torch.stack((attention[2, 5], attention[0, 1]))
+    torch.testing.assert_close(actual, pooled(only, 3).amax(0)[0], rtol=1e-3, atol=1e-6)
+
+
+def test_a_layer_that_the_draft_lacks_is_an_engine_error(tiny_llama):
+    draft = TorchDraft(tiny_llama, DraftSettings(dtype="float32"))
+    settings = SelectionSettings(scorer="single_layer", single_layer=4)
+    with pytest.raises(EngineError, match="single_layer is 4 but the draft scores 0 to 3"):
+        importance(draft, prompt(50), settings)
 
 
 @pytest.mark.parametrize(("window", "sinks"), [(64, 8), (200, 0), (32, 64)])
@@ -203,6 +236,8 @@ def test_a_folder_that_lacks_weights_is_refused(tiny_llama, tmp_path):
     [
         ({"layers": 9}, "has 4 layers"),
         ({"score_layers": (2, 7)}, "draft has 4 layers"),
+        ({"score_heads": ((3, 5), (4, 0))}, r"\[4, 0\] but the draft has 4 layers of 6 heads"),
+        ({"score_heads": ((3, 6),)}, r"\[3, 6\] but the draft has 4 layers of 6 heads"),
     ],
 )
 def test_layers_that_the_model_lacks_are_refused(tiny_llama, settings, message):

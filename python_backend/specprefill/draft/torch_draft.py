@@ -49,6 +49,13 @@ class TorchDraft(DraftEngine):
                 f"draft.score_layers ends at layer {settings.score_layers[1]} but the draft has "
                 f"{self._layers} layers"
             )
+        for layer, head in settings.score_heads or ():
+            heads = int(self._model.config.num_attention_heads)
+            if layer >= self._layers or head >= heads:
+                raise ConfigurationError(
+                    f"draft.score_heads: [{layer}, {head}] but the draft has {self._layers} layers "
+                    f"of {heads} heads"
+                )
         if settings.weights == "int8":
             quantize_linears(self._model)
         self._stop_ids = stop_token_ids(self._model)
@@ -103,9 +110,9 @@ class _Reading:
         self._cache = KVCache(prompt_length + observer.rule.look_ahead - 1)
         self._step = 0
         self._last_layer: int | None = None
+        wanted = observer.wanted_of(range(layers))
         if observer.rule.look_ahead == 1:
-            counted = observer.score_layers
-            self._last_layer = layers - 1 if counted is None else counted[1]
+            self._last_layer = wanted[-1]
 
     def prompt(self, tokens: torch.Tensor, cancelled: Callable[[], bool]) -> torch.Tensor:
         """Read all prompt tokens; return the most likely next token, int64 [1]."""

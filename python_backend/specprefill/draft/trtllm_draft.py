@@ -26,6 +26,7 @@ from specprefill.errors import ConfigurationError, EngineError, RequestCancelled
 from specprefill.explicit_rotary import loader
 from specprefill.model_folder import read_config
 from specprefill.observer import AttentionObserver
+from specprefill.scoring import make_rule
 from specprefill.settings import DraftSettings, SelectionSettings, TensorRTSettings
 from specprefill.trtllm_engine.folder import EngineConfig, read_engine_folder, read_stop_token_ids
 from specprefill.trtllm_engine.package import import_tensorrt_llm
@@ -118,6 +119,7 @@ class TrtllmDraft(DraftEngine):
     ) -> None:
         """Read the prompt and its look-ahead; see `DraftEngine.observe`."""
         steps = observer.rule.look_ahead
+        observer.wanted_of(self._tensors.score_layers)
         self._check_fits(len(prompt_ids), steps, observer.prompt_queries)
         with self._turn, torch.inference_mode(), torch.cuda.stream(self._stream):
             if self._session is None:
@@ -154,16 +156,22 @@ class TrtllmDraft(DraftEngine):
             raise ConfigurationError(
                 f"draft.{name}: not for engine: tensorrt_llm, where the build fixes it"
             )
+        rule = make_rule(selection)
+        first, last = settings.score_layers or (0, -1)
+        asked = {
+            "draft.score_layers": set(range(first, last + 1)),
+            "draft.score_heads": {layer for layer, _ in settings.score_heads or ()},
+            "selection.single_layer": set() if rule.layer is None else {rule.layer},
+        }
         exported = self._tensors.score_layers
-        if settings.score_layers is not None:
-            first, last = settings.score_layers
-            missing = sorted(set(range(first, last + 1)) - set(exported))
+        for field, layers in asked.items():
+            missing = sorted(layers - set(exported))
             if missing:
                 raise ConfigurationError(
-                    f"draft.score_layers: layer {missing[0]} is not among those that the draft "
-                    f"engine was built to score: {', '.join(map(str, exported))}"
+                    f"{field}: layer {missing[0]} is not among those that the draft engine was "
+                    f"built to score: {', '.join(map(str, exported))}"
                 )
-        if selection.scorer == "zscore" and selection.query_window > self._query_window:
+        if rule.prompt_queries > self._query_window:
             raise ConfigurationError(
                 f"selection.query_window: {selection.query_window} but the draft engine was built "
                 f"for at most {self._query_window}"

@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import torch
 
-from specprefill.scoring.attention import average_pool
+from specprefill.scoring.attention import Pooling, pooled_max
 
 
-def reduce_layer(attention: torch.Tensor, kernel: int) -> torch.Tensor:
+def reduce_layer(attention: torch.Tensor, kernel: int, pooling: Pooling = "avg") -> torch.Tensor:
     """Pool along the prompt, then take the maximum over heads.
 
     Args:
         attention: float32 [heads, n, M].
         kernel: W, odd.
+        pooling: `avg` as published, or `max`.
 
     Returns:
         float32 [n, M].
     """
-    return average_pool(attention, kernel).amax(dim=0)
+    return pooled_max(attention, pooling, kernel)

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Notices closed connections while nothing is being sent."""
+"""Notices closed connections and deadlines while nothing is being sent."""
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -13,20 +14,29 @@ _PERIOD_SECONDS = 0.05
 
 
 class CancellationWatch:
-    """Polls response senders and calls back once for each that the client abandoned."""
+    """Polls response senders; calls back once for each that was abandoned or is too late."""
 
     def __init__(self) -> None:
         """Start the watching thread."""
         self._changed = threading.Condition()
-        self._watched: dict[int, tuple[Any, Callable[[], Any]]] = {}
+        self._watched: dict[int, tuple[Any, Callable[[], Any], int]] = {}
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="cancellation", daemon=True)
         self._thread.start()
 
-    def watch(self, sender: Any, on_cancel: Callable[[], Any]) -> WatchedSender:
-        """Watch a response sender; `on_cancel` is called from the watching thread, once at most."""
+    def watch(
+        self, sender: Any, on_cancel: Callable[[], Any], deadline_ns: int = 0
+    ) -> WatchedSender:
+        """Watch a response sender.
+
+        Args:
+            sender: the response sender.
+            on_cancel: called from the watching thread, once at most.
+            deadline_ns: time of the monotonic clock at which the request counts as abandoned;
+                0 for none.
+        """
         with self._changed:
-            self._watched[id(sender)] = (sender, on_cancel)
+            self._watched[id(sender)] = (sender, on_cancel, deadline_ns)
             self._changed.notify()
         return WatchedSender(self, sender)
 
@@ -51,10 +61,11 @@ class CancellationWatch:
                     return
                 # Polled under the lock: a sender that has sent its last response is gone in
                 # Triton's memory, and asking it for anything ends the whole server.
+                now = time.monotonic_ns()
                 abandoned = [
                     (sender, on_cancel)
-                    for sender, on_cancel in self._watched.values()
-                    if sender.is_cancelled()
+                    for sender, on_cancel, deadline_ns in self._watched.values()
+                    if 0 < deadline_ns <= now or sender.is_cancelled()
                 ]
                 for sender, _ in abandoned:
                     del self._watched[id(sender)]

@@ -12,14 +12,17 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from specprefill.engines import make_speculator
-from specprefill.errors import InvalidRequestError, RequestCancelledError
-from specprefill.prompt import Prompt
+from specprefill.errors import RequestCancelledError
+from specprefill.records import RecordWriter
 from specprefill.selection import keep_all
+from specprefill.selection_memo import SelectionMemo
 from specprefill.settings import load_settings
 from specprefill.speculator import Speculation
 from specprefill.triton_models import requests
 from specprefill.triton_models.metrics import Metrics
+from specprefill.triton_models.prompt_tensors import read_prompt
 from specprefill.triton_models.tensors import KEPT_IDS, POSITION_IDS, SELECTION, SPECULATION
+from specprefill.triton_models.timing import Timing
 from specprefill.trtllm_engine.mpi import leave_mpi
 
 
@@ -32,6 +35,8 @@ class DraftModel:
         if self._settings.engine == "tensorrt_llm":
             leave_mpi(os.environ)
         self._speculator = make_speculator(self._settings)
+        self._memo = SelectionMemo(self._settings.draft.memo_entries)
+        self._records = RecordWriter(self._settings.records, self._settings.draft.model)
         self._metrics = Metrics()
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="draft")
         self._lock = threading.Lock()
@@ -59,6 +64,8 @@ class DraftModel:
                 continue
             with self._lock:
                 self._ids.append(request.request_id())
+                waiting = len(self._ids)
+            self._metrics.draft_load(waiting)
             self._worker.submit(self._answer, request, sender)
 
     def finalize(self) -> None:
@@ -68,31 +75,47 @@ class DraftModel:
     def _answer(self, request: Any, sender: Any) -> None:
         client_id = request.request_id()
         try:
-            response = self._speculate(request, lambda: self._is_stopped(client_id, request))
+            response = self._speculate(request)
         except Exception as error:
             response = requests.error_response(error)
         with self._lock:
             self._ids.remove(client_id)
+            waiting = len(self._ids)
             if client_id not in self._ids:
                 self._stopped.discard(client_id)
+        self._metrics.draft_load(waiting)
         sender.send(response, pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
-    def _is_stopped(self, client_id: str, request: Any) -> bool:
+    def _is_stopped(self, request: Any) -> bool:
         with self._lock:
-            return client_id in self._stopped or request.is_cancelled()
+            return request.request_id() in self._stopped or request.is_cancelled()
 
-    def _speculate(self, request: Any, cancelled: Any) -> Any:
-        if cancelled():
-            raise RequestCancelledError("cancelled before the draft began")
-        ids = requests.read_array(request, "prompt_ids")
-        spans = requests.read_array(request, "protected_spans")
-        if ids is None or spans is None:
-            raise InvalidRequestError("prompt_ids", "missing", "the output of preprocessing")
+    def _speculate(self, request: Any) -> Any:
+        timing = Timing.read(request)
+
+        def cancelled() -> bool:
+            return timing.passed or self._is_stopped(request)
+
+        prompt = read_prompt(request)
         settings = self._settings.selection.for_request(requests.read_overrides(request, SELECTION))
-        prompt = Prompt(ids, tuple((int(start), int(end)) for start, end in spans))
-        speculation = self._speculator.speculate(prompt, settings, cancelled)
+        key = self._memo.key(prompt, settings)
+        speculation = self._memo.get(key)
+        if speculation is not None:
+            self._metrics.remembered()
+        else:
+            try:
+                if cancelled():
+                    raise RequestCancelledError("cancelled before the draft began")
+                speculation = self._speculator.speculate(prompt, settings, cancelled)
+            except RequestCancelledError:
+                self._metrics.cancelled()
+                if timing.passed:
+                    raise timing.error() from None
+                raise
+            self._memo.put(key, speculation)
         self._metrics.speculated(speculation)
-        return self._response(ids, speculation)
+        self._records.write(prompt, speculation, settings, request.request_id())
+        return self._response(prompt.token_ids, speculation)
 
     def _response(self, ids: np.ndarray, speculation: Speculation) -> Any:
         selection = speculation.selection

@@ -3,18 +3,28 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import threading
 import uuid
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from specprefill.errors import InvalidRequestError, RequestCancelledError, ServerBusyError
+from specprefill.errors import (
+    InvalidRequestError,
+    RequestCancelledError,
+    ServerBusyError,
+    StepUnavailableError,
+)
+from specprefill.run_state import FOLDER_VARIABLE, RunState
 from specprefill.settings import load_settings
 from specprefill.triton_models import requests
 from specprefill.triton_models.cancellation import CancellationWatch, WatchedSender
+from specprefill.triton_models.step_calls import StepCalls
 from specprefill.triton_models.tensors import (
     ANSWER,
     ERRORS_AS_OUTPUT,
@@ -36,14 +46,38 @@ class _Flight:
         cancelled: set once the client gave the request up.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, calls: StepCalls) -> None:
         self.step_id = uuid.uuid4().hex
         self.cancelled = threading.Event()
+        self._calls = calls
+        self._sending = threading.Lock()
+        self._ended = False
 
     def cancel(self) -> None:
         """Tell the steps to stop, in whichever the request is."""
         self.cancelled.set()
-        _stop_steps(self.step_id)
+        self.stop_steps()
+
+    def stop_steps(self) -> None:
+        """Send the stop request to the steps that may be at work."""
+        for model in ("draft", "target"):
+            # A step that is gone has nothing left to stop.
+            with contextlib.suppress(StepUnavailableError):
+                self._calls.run(model, partial(_stop_step, model, self.step_id))
+
+    def send(self, sender: WatchedSender, response: Any, final: bool) -> None:
+        """Pass a response of the target on, unless the request was given up."""
+        with self._sending:
+            if not self._ended:
+                self._ended = final
+                sender.send(response, final)
+
+    def give_up(self) -> bool:
+        """Let no more responses of the target through; return whether the last is still owed."""
+        with self._sending:
+            owed = not self._ended
+            self._ended = True
+        return owed
 
     def check(self) -> None:
         """Raise RequestCancelledError if the client gave the request up."""
@@ -62,9 +96,13 @@ class EntryModel:
         # Stop requests must not wait for a free worker.
         self._stopper = ThreadPoolExecutor(1, thread_name_prefix="stop")
         self._watch = CancellationWatch()
+        self._calls = StepCalls("specprefill")
         self._lock = threading.Lock()
         self._flights: dict[str, set[_Flight]] = {}  # client id -> requests in flight
         self._count = 0
+        folder = os.environ.get(FOLDER_VARIABLE)
+        self._run_state = RunState(folder) if folder else None
+        self._tell_count()
 
     def execute(self, batch: list[Any]) -> None:
         """Hand each request to a thread; stop requests are served here."""
@@ -89,12 +127,19 @@ class EntryModel:
         self._stopper.shutdown(wait=False)
 
     def _admit(self) -> None:
+        if self._run_state is not None and self._run_state.draining:
+            raise ServerBusyError("the server is shutting down; send the request to another one")
         with self._lock:
             if self._count >= self._capacity:
                 raise ServerBusyError(
                     f"server busy: {self._count} requests are in flight; try again later"
                 )
             self._count += 1
+            self._tell_count()
+
+    def _tell_count(self) -> None:
+        if self._run_state is not None:
+            self._run_state.in_flight = self._count
 
     def _stop(self, client_id: str) -> None:
         if not client_id:
@@ -106,7 +151,7 @@ class EntryModel:
             self._stopper.submit(flight.cancel)
 
     def _serve(self, request: Any, sender: Any) -> None:
-        flight = _Flight()
+        flight = _Flight(self._calls)
         client_id = request.request_id()
         with self._lock:
             self._flights.setdefault(client_id, set()).add(flight)
@@ -120,37 +165,50 @@ class EntryModel:
         finally:
             with self._lock:
                 self._count -= 1
+                self._tell_count()
                 self._flights[client_id].discard(flight)
                 if not self._flights[client_id]:
                     del self._flights[client_id]
 
     def _run(self, request: Any, sender: WatchedSender, flight: _Flight) -> None:
         tensors = {tensor.name(): tensor for tensor in request.inputs()}
-        tensors.update(_step("preprocessing", tensors, flight.step_id))
+        tensors.update(self._step("preprocessing", tensors, flight))
         flight.check()
         try:
-            tensors.update(_step("draft", tensors, flight.step_id))
-        except _StepError as error:
+            tensors.update(self._step("draft", tensors, flight))
+        except (_StepError, StepUnavailableError) as error:
             flight.check()
             tensors.update(_keep_all(tensors["prompt_ids"], str(error)))
         flight.check()
         tensors[ERRORS_AS_OUTPUT.name] = requests.batched(ERRORS_AS_OUTPUT, True)
-        stopped_again = False
-        for response in _request("target", tensors, flight.step_id).exec(decoupled=True):
-            if response.has_error():
-                raise _StepError(response.error())
-            if flight.cancelled.is_set() and not stopped_again:
-                # The stop request may have reached the target before this request did.
-                stopped_again = True
-                _stop_steps(flight.step_id)
-            outputs = response.output_tensors()
-            failure = requests.read_step_error(outputs)
-            if failure is not None:
-                raise _StepError(failure)
-            if outputs:
-                # The target marks its last piece with a finish reason.
-                final = any(tensor.name() == "finish_reason" for tensor in outputs)
-                sender.send(pb_utils.InferenceResponse(outputs), final)
+        try:
+            self._calls.run("target", lambda: _relay(tensors, sender, flight))
+        except StepUnavailableError:
+            if flight.give_up():
+                raise
+
+    def _step(self, model: str, tensors: dict[str, Any], flight: _Flight) -> dict[str, Any]:
+        return self._calls.run(model, lambda: _step(model, tensors, flight.step_id))
+
+
+def _relay(tensors: dict[str, Any], sender: WatchedSender, flight: _Flight) -> None:
+    """Call the target and pass its responses on as they come."""
+    stopped_again = False
+    for response in _request("target", tensors, flight.step_id).exec(decoupled=True):
+        if response.has_error():
+            raise _StepError(response.error())
+        if flight.cancelled.is_set() and not stopped_again:
+            # The stop request may have reached the target before this request did.
+            stopped_again = True
+            flight.stop_steps()
+        outputs = response.output_tensors()
+        failure = requests.read_step_error(outputs)
+        if failure is not None:
+            raise _StepError(failure)
+        if outputs:
+            # The target marks its last piece with a finish reason.
+            final = any(tensor.name() == "finish_reason" for tensor in outputs)
+            flight.send(sender, pb_utils.InferenceResponse(outputs), final)
 
 
 class _StepError(Exception):
@@ -191,16 +249,16 @@ def _keep_all(prompt_ids: Any, problem: str) -> dict[str, Any]:
     return {tensor.name(): tensor for tensor in tensors}
 
 
-def _stop_steps(step_id: str) -> None:
-    """Send the stop request to the steps that may be at work."""
-    stop = requests.batched(STOP, True)
+def _stop_step(model: str, step_id: str) -> None:
+    """Send the stop request to one step."""
     ids = np.zeros((1, 1), dtype=np.int32)
     empty = {
         "prompt_ids": pb_utils.Tensor("prompt_ids", ids),
-        "protected_spans": pb_utils.Tensor("protected_spans", np.zeros((1, 1, 2), np.int32)),
-        "stop": stop,
+        "stop": requests.batched(STOP, True),
         **_keep_all(pb_utils.Tensor("prompt_ids", ids), ""),
     }
-    _request("draft", empty, step_id).exec()
-    for _ in _request("target", empty, step_id).exec(decoupled=True):
-        pass
+    if model == "target":
+        for _ in _request(model, empty, step_id).exec(decoupled=True):
+            pass
+    else:
+        _request(model, empty, step_id).exec()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Step 1: text or messages -> prompt ids and protected spans."""
+"""Step 1: text or messages -> prompt ids, and what else there is to know of the prompt."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from specprefill.engines import make_prompt_encoder
+from specprefill.prompt import Prompt
 from specprefill.settings import load_settings
 from specprefill.triton_models import requests
-from specprefill.triton_models.tensors import PROMPT_IDS, PROTECTED_SPANS, SAMPLING, SELECTION
+from specprefill.triton_models.prompt_tensors import to_tensors
+from specprefill.triton_models.tensors import SAMPLING, SELECTION
+from specprefill.triton_models.timing import Timing
 
 
 class PreprocessingModel:
@@ -28,22 +31,28 @@ class PreprocessingModel:
 
     def _respond(self, request: Any) -> Any:
         try:
+            timing = Timing.start(request)
             if requests.is_stop(request):
-                ids, spans = np.zeros(1, dtype=np.int32), [(0, 0)]
+                prompt = Prompt(np.zeros(1, dtype=np.int32))
             else:
-                ids, spans = self._encode(request)
+                prompt = self._encode(request)
         except Exception as error:
             return requests.error_response(error)
-        return pb_utils.InferenceResponse(
-            [requests.batched(PROMPT_IDS, ids), requests.batched(PROTECTED_SPANS, spans)]
-        )
+        return pb_utils.InferenceResponse([*to_tensors(prompt), timing.tensor()])
 
-    def _encode(self, request: Any) -> tuple[np.ndarray, list[tuple[int, int]]]:
+    def _encode(self, request: Any) -> Prompt:
         text = requests.read_scalar(request, "text_input")
         messages = requests.read_scalar(request, "messages")
         requests.refuse_unsupported(request)
-        self._settings.selection.for_request(requests.read_overrides(request, SELECTION))
+        selection = self._settings.selection.for_request(
+            requests.read_overrides(request, SELECTION)
+        )
         sampling = self._settings.sampling.for_request(requests.read_overrides(request, SAMPLING))
-        prompt = self._encoder.encode(text, messages, sampling.max_tokens)
-        # Triton passes no tensor without elements between steps; an empty span protects nothing.
-        return prompt.token_ids, list(prompt.protected) or [(0, 0)]
+        return self._encoder.encode(
+            text,
+            messages,
+            sampling.max_tokens,
+            keep_spans=requests.read_scalar(request, "keep_spans"),
+            verbatim_guard=selection.verbatim_guard,
+            protect_last_user_tokens=selection.protect_last_user_tokens,
+        )

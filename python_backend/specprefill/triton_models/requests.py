@@ -14,6 +14,8 @@ from specprefill.triton_models.tensors import ALIASES, REFUSED, STEP_ERROR, Tens
 
 _NUMPY = {
     "INT32": np.int32,
+    "INT64": np.int64,
+    "UINT8": np.uint8,
     "UINT64": np.uint64,
     "FP32": np.float32,
     "BOOL": np.bool_,
@@ -81,9 +83,14 @@ def refuse_unsupported(request: Any) -> None:
     Raises:
         InvalidRequestError: names the field.
     """
-    for name, (_, accepted) in REFUSED.items():
+    for tensor, accepted in REFUSED.items():
+        name = tensor.name
+        if accepted is None:
+            if pb_utils.get_input_tensor_by_name(request, name) is not None:
+                raise InvalidRequestError(name, "this input is not supported", "requests without")
+            continue
         value = read_scalar(request, name)
-        if value is not None and accepted is not None and value != accepted:
+        if value is not None and value != accepted:
             allowed = f"only {bool(accepted) if isinstance(value, bool) else accepted}"
             raise InvalidRequestError(name, f"{value} is not supported", allowed)
 

@@ -16,6 +16,7 @@ import triton_python_backend_utils as pb_utils
 from specprefill.engines import make_generator
 from specprefill.errors import InvalidRequestError, RequestCancelledError
 from specprefill.generator import TextPiece
+from specprefill.selection import Span, runs
 from specprefill.settings import load_settings
 from specprefill.triton_models import requests
 from specprefill.triton_models.cancellation import CancellationWatch, WatchedSender
@@ -27,6 +28,7 @@ from specprefill.triton_models.tensors import (
     SPECULATION,
     Tensor,
 )
+from specprefill.triton_models.timing import Timing
 
 _ANSWER = {tensor.name: tensor for tensor in ANSWER}
 
@@ -44,6 +46,8 @@ class _Options:
     num_output_tokens: bool
     echo: str
     speculation: dict[Tensor, Any]
+    kept_spans: list[Span] | None
+    timing: Timing
 
 
 class TargetModel:
@@ -128,6 +132,10 @@ class TargetModel:
             num_output_tokens=bool(requests.read_scalar(request, "return_num_output_tokens")),
             echo="" if stream or exclude else self._prompt_text(request),
             speculation=speculation,
+            kept_spans=(
+                runs(positions) if requests.read_scalar(request, "return_kept_spans") else None
+            ),
+            timing=Timing.read(request),
         )
         # Last, so that a request that is refused has not been queued.
         pieces = self._generator.generate(
@@ -154,13 +162,17 @@ class TargetModel:
         client_id: str,
         engine_id: str,
     ) -> None:
-        watched = self._watch.watch(sender, lambda: self._engine.cancel(engine_id))
+        watched = self._watch.watch(
+            sender, lambda: self._engine.cancel(engine_id), options.timing.deadline_ns
+        )
         try:
             with contextlib.closing(pieces):  # type: ignore[type-var]
                 self._send_pieces(watched, pieces, options)
         except Exception as error:
             if isinstance(error, RequestCancelledError):
                 self._metrics.cancelled()
+                if options.timing.passed:
+                    error = options.timing.error()
             respond = requests.error_response
             if options.errors_as_output:
                 respond = requests.error_as_output
@@ -180,44 +192,49 @@ class TargetModel:
         for piece in pieces:
             if first is None:
                 first = piece
-                self._metrics.prefilled(piece.prefill_ms)
+                self._metrics.first_token(piece, options.timing.elapsed_seconds)
             cumulative += sum(piece.log_probs)
             collected.append(piece)
             final = piece.finish_reason is not None
             if not (options.stream or final):
                 continue
             with_statistics = final or piece is first
-            response = _response(collected, first, options, cumulative, with_statistics)
+            response = self._response(collected, first, options, cumulative, with_statistics)
             collected = []
             # The final flag travels with the last piece: alone, it races with it.
             sender.send(response, final)
 
-
-def _response(
-    pieces: list[TextPiece],
-    first: TextPiece,
-    options: _Options,
-    cumulative: float,
-    with_statistics: bool,
-) -> Any:
-    """Build one response from the pieces since the one before."""
-    text = options.echo + "".join(piece.text for piece in pieces)
-    log_probs = [value for piece in pieces for value in piece.log_probs]
-    values: dict[str, Any] = {"text_output": [text]}
-    reason = pieces[-1].finish_reason
-    if reason is not None:
-        values["finish_reason"] = reason.value
-    if options.log_probs:
-        values["cum_log_probs"] = [cumulative]
-        values["output_log_probs"] = [log_probs]
-    if options.num_input_tokens:
-        values["num_input_tokens"] = options.speculation[SPECULATION[0]]
-    if options.num_output_tokens:
-        values["num_output_tokens"] = sum(len(piece.token_ids) for piece in pieces)
-    tensors = []
-    if with_statistics:
-        values["target_prefill_ms"] = first.prefill_ms
-        values["queue_ms"] = first.queue_ms
-        tensors = [requests.output(t, value) for t, value in options.speculation.items()]
-    tensors += [requests.output(_ANSWER[name], value) for name, value in values.items()]
-    return pb_utils.InferenceResponse(tensors)
+    def _response(
+        self,
+        pieces: list[TextPiece],
+        first: TextPiece,
+        options: _Options,
+        cumulative: float,
+        with_statistics: bool,
+    ) -> Any:
+        """Build one response from the pieces since the one before."""
+        text = options.echo + "".join(piece.text for piece in pieces)
+        log_probs = [value for piece in pieces for value in piece.log_probs]
+        values: dict[str, Any] = {"text_output": [text]}
+        reason = pieces[-1].finish_reason
+        if reason is not None:
+            values["finish_reason"] = reason.value
+        if options.log_probs:
+            values["cum_log_probs"] = [cumulative]
+            values["output_log_probs"] = [log_probs]
+            values["output_tokens"] = self._generator.token_texts(
+                [token for piece in pieces for token in piece.token_ids]
+            )
+        if options.num_input_tokens:
+            values["num_input_tokens"] = options.speculation[SPECULATION[0]]
+        if options.num_output_tokens:
+            values["num_output_tokens"] = sum(len(piece.token_ids) for piece in pieces)
+        tensors = []
+        if with_statistics:
+            values["target_prefill_ms"] = first.prefill_ms
+            values["queue_ms"] = first.queue_ms
+            if options.kept_spans is not None:
+                values["kept_spans"] = options.kept_spans
+            tensors = [requests.output(t, value) for t, value in options.speculation.items()]
+        tensors += [requests.output(_ANSWER[name], value) for name, value in values.items()]
+        return pb_utils.InferenceResponse(tensors)
