@@ -41,7 +41,7 @@ def main() -> None:
     parser.add_argument("--concurrency", type=int, default=1)
     parser.add_argument("--output", type=Path, default=Path("build/perf.json"))
     arguments = parser.parse_args()
-    console = Console()
+    console = Console(width=110)
     texts = (document(arguments.sentences, seed) for seed in range(arguments.requests))
     prompts = [{"messages": [{"role": "user", "content": f"{t}\n\n{QUESTION}"}]} for t in texts]
     settings = load_settings(arguments.config, OVERRIDES, environment={})

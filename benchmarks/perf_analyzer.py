@@ -224,7 +224,7 @@ def main() -> None:
     parser.add_argument("exports", nargs="*", type=Path, help="files of --profile-export-file")
     parser.add_argument("--install", action="store_true", help="get perf_analyzer")
     arguments = parser.parse_args()
-    console = Console()
+    console = Console(width=110)
     try:
         _show(arguments, console)
     except ConfigurationError as error:

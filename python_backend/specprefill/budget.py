@@ -23,6 +23,16 @@ def keep_rate_for(settings: SelectionSettings, prompt_length: int) -> tuple[floa
     return settings.keep_rate, "keep_rate"
 
 
+def least_kept_tokens(settings: SelectionSettings, prompt_length: int) -> int:
+    """Return how many of M tokens a budget keeps at least, before any score is known."""
+    if settings.budget == "tokens":
+        return min(settings.keep_tokens, prompt_length)
+    if settings.budget != "rate":
+        return math.ceil(settings.min_keep_rate * prompt_length)
+    rate = keep_rate_for(settings, prompt_length)[0]
+    return math.ceil(min((rate, *(settings.role_keep_rates or {}).values())) * prompt_length)
+
+
 def chunk_budget(keep_rate: float, n_chunks: int) -> int:
     """Return ceil(p n), the number of chunks that a keep rate pays for, protected ones included."""
     # p * n in floating point can exceed the exact product by one bit: 0.1 * 30 must give 3.

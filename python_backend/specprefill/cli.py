@@ -552,7 +552,9 @@ def _integers(name: str, text: str) -> tuple[int, ...]:
 def _table(title: str, header: list[str], rows: list[list[str]]) -> Table:
     table = Table(title=title)
     for number, column in enumerate(header):
-        table.add_column(column, justify="right" if number else "left")
+        # A narrow terminal breaks figures into lines, but leaves the names whole.
+        justify: Any = "right" if number else "left"
+        table.add_column(column, justify=justify, overflow="fold", no_wrap=not number)
     for row in rows:
         table.add_row(*row)
     return table

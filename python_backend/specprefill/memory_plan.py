@@ -8,8 +8,10 @@ weighed by bytes per token and not by sequences. All results are upper estimates
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 from specprefill.budget import keep_rate_for
@@ -154,6 +156,19 @@ def shape_from_config(config: Mapping[str, Any]) -> ModelShape:
         tied_embeddings=bool(config.get("tie_word_embeddings", False)),
         max_positions=number("max_position_embeddings"),
     )
+
+
+def shape_of(folder: str | Path) -> ModelShape:
+    """Read the shape of the model in a folder.
+
+    Raises:
+        ConfigurationError: its config.json cannot be read, or lacks a number.
+    """
+    path = Path(folder) / "config.json"
+    try:
+        return shape_from_config(json.loads(path.read_text()))
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"{path} cannot be read: {error}") from error
 
 
 def divide_rounding_up(number: int, divisor: int) -> int:

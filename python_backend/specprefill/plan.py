@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rich.table import Table
 
@@ -21,7 +20,7 @@ from specprefill.memory_plan import (
     kept_tokens_at_most,
     model_memory,
     plan_gpu,
-    shape_from_config,
+    shape_of,
 )
 from specprefill.model_sources.shapes import PUBLISHED_SHAPES
 from specprefill.settings import SelectionSettings
@@ -66,22 +65,16 @@ def find_shape(model: str) -> ModelShape:
     Raises:
         ConfigurationError: neither a published name nor a folder with a readable config.json.
     """
-    import json
-
     published = PUBLISHED_SHAPES.get(model.lower().removeprefix("shape:"))
     if published is not None:
         return published
-    config = Path(model).expanduser() / "config.json"
-    if not config.is_file():
+    folder = Path(model).expanduser()
+    if not (folder / "config.json").is_file():
         raise ConfigurationError(
             f"model: {model!r} is neither a folder with a config.json nor one of: "
             f"{', '.join(sorted(PUBLISHED_SHAPES))}"
         )
-    try:
-        values: dict[str, Any] = json.loads(config.read_text())
-    except (OSError, ValueError) as error:
-        raise ConfigurationError(f"{config} cannot be read: {error}") from error
-    return shape_from_config(values)
+    return shape_of(folder)
 
 
 def plan_times(request: PlanRequest, keep_rate: float) -> IdealTimes:

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from specprefill import budget
+from specprefill.cause import Cause
 from specprefill.chunks import NO_ROLE, chunk_roles, chunk_scores, chunk_starts
 from specprefill.settings import Role, SelectionSettings
 
@@ -37,6 +38,7 @@ class Selection:
         reason: one sentence that says why the prompt was or was not pruned.
         chunk_starts: int32 [n], first token of each chunk; empty if nothing was scored.
         chunk_scores: float32 [n], score of each chunk; None if nothing was scored.
+        cause: the reason in one word.
     """
 
     kept: npt.NDArray[np.int32]
@@ -45,6 +47,7 @@ class Selection:
     reason: str
     chunk_starts: npt.NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
     chunk_scores: npt.NDArray[np.float32] | None = None
+    cause: Cause = Cause.PRUNED
 
     def spans(self) -> list[Span]:
         """Return the kept tokens as half-open [start, end) runs."""
@@ -61,9 +64,10 @@ def runs(indices: npt.NDArray[np.int32]) -> list[Span]:
     return [(int(start), int(end)) for start, end in zip(starts, ends, strict=True)]
 
 
-def keep_all(prompt_length: int, reason: str) -> Selection:
+def keep_all(prompt_length: int, reason: str, cause: Cause = Cause.KEEP_ALL) -> Selection:
     """Return the dense selection: every token, at positions 0..M-1."""
-    return Selection(np.arange(prompt_length, dtype=np.int32), prompt_length, False, reason)
+    kept = np.arange(prompt_length, dtype=np.int32)
+    return Selection(kept, prompt_length, False, reason, cause=cause)
 
 
 def protected_mask(
@@ -118,7 +122,7 @@ def select(
     starts = chunk_starts(length, settings.chunk_size, _chunk_borders(borders, settings))
     chunks = _Chunks.of(importance, starts, protected)
     if not chunks.open.any():
-        return keep_all(length, "dense: every token is protected")
+        return keep_all(length, "dense: every token is protected", Cause.PROTECTED)
 
     least_rate, guard = 0.0, ""
     judged = chunks.scores[chunks.open & chunks.inner]
@@ -130,7 +134,8 @@ def select(
                 f"flat_threshold is {settings.flat_threshold:g})"
             )
             if settings.flat_guard == "dense":
-                return chunks.selection(np.ones(length, dtype=np.bool_), f"dense: {guard}")
+                everything = np.ones(length, dtype=np.bool_)
+                return chunks.selection(everything, f"dense: {guard}", Cause.GUARD)
             least_rate = settings.flat_keep_rate
             guard = f"; {guard}: at least flat_keep_rate {least_rate:g}"
 
@@ -145,11 +150,12 @@ def select(
     keep[-1] = True
     if keep.all():
         reason = f"dense: budget and protected tokens cover the whole prompt, at {terms}{guard}"
-        return chunks.selection(keep, reason)
+        return chunks.selection(keep, reason, Cause.PROTECTED)
     kept = int(keep.sum())
     spacing = "" if chunks.scored else ", evenly spaced"
     share = f"{kept} of {length} tokens ({kept / length:.0%})"
-    return chunks.selection(keep, f"pruned: kept {share} at {terms}{spacing}{guard}")
+    reason = f"pruned: kept {share} at {terms}{spacing}{guard}"
+    return chunks.selection(keep, reason, Cause.PRUNED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,11 +209,12 @@ class _Chunks:
         )
         return far
 
-    def selection(self, keep: npt.NDArray[np.bool_], reason: str) -> Selection:
+    def selection(self, keep: npt.NDArray[np.bool_], reason: str, cause: Cause) -> Selection:
         """Return the selection of the marked tokens, bool [M]."""
         kept = np.flatnonzero(keep).astype(np.int32)
         scores = self.scores.astype(np.float32) if self.scored else None
-        return Selection(kept, keep.size, kept.size < keep.size, reason, self.starts, scores)
+        active = kept.size < keep.size
+        return Selection(kept, keep.size, active, reason, self.starts, scores, cause)
 
 
 def _chunk_borders(

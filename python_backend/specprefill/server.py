@@ -130,7 +130,7 @@ class TritonServer:
             workspace = Path(self._workspace.name)
             self._run_state = RunState(workspace)
             config = workspace / "settings.yaml"
-            dump_settings(self.settings, config)
+            dump_settings(_with_costs_folder(self.settings, workspace), config)
             progress("starting tritonserver")
             installation = find_installation(workspace)
             self._process = self._spawn(installation, config)
@@ -394,6 +394,14 @@ def remove_stale_shared_memory() -> None:
 def _owner(region: Path) -> int | None:
     found = re.match(rf"{_SHM_PREFIX}(\d+)_", region.name)
     return int(found.group(1)) if found else None
+
+
+def _with_costs_folder(settings: Settings, workspace: Path) -> Settings:
+    """Give the processes of one server a place to tell each other what their engines take."""
+    if settings.gate.costs_folder is not None:
+        return settings
+    gate = settings.gate.model_copy(update={"costs_folder": str(workspace)})
+    return settings.model_copy(update={"gate": gate})
 
 
 def _with_model_folders(settings: Settings, progress: Callable[[str], None]) -> Settings:

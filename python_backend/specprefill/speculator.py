@@ -11,7 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from specprefill.budget import keep_rate_for
+from specprefill.break_even import BreakEvenGate
+from specprefill.budget import keep_rate_for, least_kept_tokens
+from specprefill.cause import Cause
 from specprefill.cross_family import carry_importance
 from specprefill.draft.base import DraftEngine
 from specprefill.errors import (
@@ -56,6 +58,7 @@ class Speculator:
         score_layers: tuple[int, int] | None = None,
         score_heads: Sequence[tuple[int, int]] | None = None,
         segment_tokens: int | None = None,
+        gate: BreakEvenGate | None = None,
     ) -> None:
         """Use a draft engine.
 
@@ -64,6 +67,7 @@ class Speculator:
             score_layers: first and last layer whose attention counts; None counts all.
             score_heads: (layer, query head) pairs that count; None counts all.
             segment_tokens: longer prompts are read in segments; None reads every prompt at once.
+            gate: tells which prompts are not worth the draft; None lets all through.
 
         Raises:
             ConfigurationError: the draft cannot read a segment.
@@ -77,42 +81,78 @@ class Speculator:
         self._score_layers = score_layers
         self._score_heads = score_heads
         self._segment_tokens = segment_tokens
+        self._gate = gate
 
     def speculate(
         self,
         prompt: Prompt,
         settings: SelectionSettings,
         cancelled: Callable[[], bool] = lambda: False,
+        deadline_seconds: float | None = None,
     ) -> Speculation:
         """Select the kept tokens of one prompt.
+
+        Args:
+            prompt: the prompt.
+            settings: how to score and select.
+            cancelled: asked between pieces of work; True ends the draft's reading.
+            deadline_seconds: the prompt goes dense if the draft is not done by then; None waits.
 
         Raises:
             RequestCancelledError: `cancelled` returned True while the draft ran.
         """
         length = len(prompt.token_ids)
-        reason = _dense_reason(prompt, settings)
-        if reason:
-            return Speculation(keep_all(length, f"dense: {reason}"))
+        dense = _dense_reason(prompt, settings)
+        if dense:
+            cause, reason = dense
+            return Speculation(keep_all(length, f"dense: {reason}", cause))
         protected = protected_mask(
             length, settings.protect_first, settings.protect_last, prompt.protected
         )
         if protected.all():
-            return Speculation(keep_all(length, "dense: every token is protected"))
+            return Speculation(keep_all(length, "dense: every token is protected", Cause.PROTECTED))
+        reason = self._break_even_reason(prompt, settings, protected)
+        if reason:
+            return Speculation(keep_all(length, f"dense: {reason}", Cause.BREAK_EVEN))
         started = time.perf_counter()
+
+        def too_late() -> bool:
+            if deadline_seconds is None:
+                return False
+            return time.perf_counter() - started >= deadline_seconds
+
         try:
-            importance = self._importance(prompt, settings, cancelled)
-        except RequestCancelledError:
-            raise
+            importance = self._importance(prompt, settings, lambda: cancelled() or too_late())
         except Exception as error:  # whatever the draft does, the target can still answer
-            _log.warning("the draft failed, prefilling densely", exc_info=True)
+            if isinstance(error, RequestCancelledError) and (cancelled() or not too_late()):
+                raise
             draft_ms = (time.perf_counter() - started) * 1e3
-            problem = str(error) if isinstance(error, SpecPrefillError) else repr(error)
-            return Speculation(keep_all(length, f"dense: {problem}"), draft_ms, draft_failed=True)
+            if isinstance(error, RequestCancelledError):
+                problem = "the draft took too long (draft.deadline_seconds)"
+            else:
+                problem = str(error) if isinstance(error, SpecPrefillError) else repr(error)
+                _log.warning("the draft failed, prefilling densely", exc_info=True)
+            whole = keep_all(length, f"dense: {problem}", Cause.DRAFT_FAILED)
+            return Speculation(whole, draft_ms, draft_failed=True)
         selection = select(importance, settings, protected, prompt.borders, prompt.role_spans)
         if importance is None:
             return Speculation(selection)
         draft_ms = (time.perf_counter() - started) * 1e3
         return Speculation(selection, draft_ms, importance=importance)
+
+    def _break_even_reason(
+        self,
+        prompt: Prompt,
+        settings: SelectionSettings,
+        protected: npt.NDArray[np.bool_],
+    ) -> str:
+        """Tell why pruning would not pay; empty if it may."""
+        if self._gate is None:
+            return ""
+        length = len(prompt.token_ids)
+        kept = max(least_kept_tokens(settings, length), int(protected.sum()))
+        draft_tokens = length if prompt.draft_ids is None else len(prompt.draft_ids)
+        return self._gate.dense_reason(make_rule(settings), length, draft_tokens, kept)
 
     def _importance(
         self, prompt: Prompt, settings: SelectionSettings, cancelled: Callable[[], bool]
@@ -136,20 +176,20 @@ class Speculator:
         return carry_importance(importance, prompt.draft_ranges)
 
 
-def _dense_reason(prompt: Prompt, settings: SelectionSettings) -> str:
-    """Tell why a prompt is dense without asking the draft; empty if the draft has to be asked."""
+def _dense_reason(prompt: Prompt, settings: SelectionSettings) -> tuple[Cause, str] | None:
+    """Tell why a prompt is dense without asking the draft; None if the draft has to be asked."""
     length = len(prompt.token_ids)
     if settings.keep_rate == 1:
-        return "keep_rate is 1"
+        return Cause.KEEP_ALL, "keep_rate is 1"
     if prompt.dense_reason:
-        return prompt.dense_reason.removeprefix("dense: ")
+        return Cause.GUARD, prompt.dense_reason.removeprefix("dense: ")
     if length < settings.min_prompt_tokens:
-        return (
-            f"{length} prompt tokens, fewer than {settings.min_prompt_tokens} (min_prompt_tokens)"
-        )
+        least = settings.min_prompt_tokens
+        return Cause.SHORT, f"{length} prompt tokens, fewer than {least} (min_prompt_tokens)"
     if settings.budget == "tokens" and settings.keep_tokens >= length:
-        return f"{length} prompt tokens, no more than {settings.keep_tokens} (keep_tokens)"
+        most = settings.keep_tokens
+        return Cause.KEEP_ALL, f"{length} prompt tokens, no more than {most} (keep_tokens)"
     keep_rate, source = keep_rate_for(settings, length)
     if settings.budget == "rate" and keep_rate == 1 and not settings.role_keep_rates:
-        return f"{source} is 1 for {length} prompt tokens"
-    return ""
+        return Cause.KEEP_ALL, f"{source} is 1 for {length} prompt tokens"
+    return None

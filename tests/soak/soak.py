@@ -277,6 +277,7 @@ def main() -> int:
             "server": {"http_port": 0, "grpc_port": 0, "metrics_port": 0},
             "target": LIMITS,
             "selection": {"min_prompt_tokens": 256},
+            "gate": {"enabled": False},
         },
     )
     with TritonServer(settings) as server, Progress(console=console) as progress:

@@ -106,7 +106,9 @@ class DraftModel:
             try:
                 if cancelled():
                     raise RequestCancelledError("cancelled before the draft began")
-                speculation = self._speculator.speculate(prompt, settings, cancelled)
+                speculation = self._speculator.speculate(
+                    prompt, settings, cancelled, self._time_left(timing)
+                )
             except RequestCancelledError:
                 self._metrics.cancelled()
                 if timing.passed:
@@ -116,6 +118,11 @@ class DraftModel:
         self._metrics.speculated(speculation)
         self._records.write(prompt, speculation, settings, request.request_id())
         return self._response(prompt.token_ids, speculation)
+
+    def _time_left(self, timing: Timing) -> float | None:
+        """Return the seconds that the draft may take; waiting for its turn counts."""
+        deadline = self._settings.draft.deadline_seconds
+        return None if deadline is None else deadline - timing.elapsed_seconds
 
     def _response(self, ids: np.ndarray, speculation: Speculation) -> Any:
         selection = speculation.selection

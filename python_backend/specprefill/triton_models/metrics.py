@@ -25,7 +25,7 @@ class Metrics:
         with _lock:
             kind = pb_utils.MetricFamily
             self._requests = self._family(
-                "specprefill_requests", "Prompts by how they were prefilled", kind.COUNTER
+                "specprefill_requests", "Prompts by how they were prefilled and why", kind.COUNTER
             )
             self._prompt_tokens = self._family(
                 "specprefill_prompt_tokens", "Prompt tokens received", kind.COUNTER
@@ -92,7 +92,8 @@ class Metrics:
         selection = speculation.selection
         with _lock:
             mode = "sparse" if selection.active else "dense"
-            self._labelled(self._requests, prefill=mode).increment(1)
+            labels = {"prefill": mode, "reason": selection.cause.value}
+            self._labelled(self._requests, **labels).increment(1)
             self._labelled(self._prompt_tokens).increment(selection.prompt_length)
             self._labelled(self._kept_tokens).increment(len(selection.kept))
             dropped = selection.prompt_length - len(selection.kept)
