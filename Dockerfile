@@ -30,11 +30,12 @@ ENV PIP_BREAK_SYSTEM_PACKAGES=1 PIP_NO_CACHE_DIR=1
 WORKDIR /opt/specprefill
 COPY pyproject.toml LICENSE README.md ./
 COPY python_backend python_backend
+COPY clients clients
 # TensorRT-LLM needs the versions of torch, numpy and transformers that the image has: what is
 # installed constrains what comes in, and the extra `server` stays out. Not `pip freeze`: it names
 # packages that came as files by their files.
 RUN python3 -m pip list --format=freeze > /tmp/image.txt \
-    && python3 -m pip install --constraint /tmp/image.txt . \
+    && python3 -m pip install --constraint /tmp/image.txt '.[gateway]' \
     && rm /tmp/image.txt \
     && useradd --create-home --uid 10001 specprefill
 COPY --from=plugin /plugin/build/libexplicit_rotary_*.so plugin/

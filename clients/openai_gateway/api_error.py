@@ -11,6 +11,8 @@ from pydantic import BaseModel
 from specprefill.client import ServerError
 from specprefill.errors import SpecPrefillError
 
+from openai_gateway.options import LARGEST_INT32, allowed_by_server
+
 CLIENT_GONE = 499
 _SHOWN_CHARACTERS = 80
 # The server's sentence: "field: what is wrong; allowed: what would be right".
@@ -121,6 +123,13 @@ def from_validation(problems: Sequence[Mapping[str, Any]], body: Any) -> ApiErro
         param = f"{param}.{problem['ctx']['discriminator'][1:-1]}"
         message = f"{param}: got {_shown(tag)}; allowed: {expected}"
         return ApiError(400, message, param, "invalid_value")
+    path, bound = paths[chosen], problem.get("ctx", {}).get("le")
+    if path[:1] == ["specprefill"] and len(path) > 1 and bound != LARGEST_INT32:
+        allowed = allowed_by_server(str(path[1]))
+        if allowed is not None:
+            param = _render(path[:2])
+            message = f"{param}: got {_shown(problem['input'])}; allowed: {allowed}"
+            return ApiError(400, message, param, "invalid_value")
     text = problem["msg"]
     message = f"{param or 'body'}: got {_shown(problem['input'])}; {text[0].lower()}{text[1:]}"
     return ApiError(400, message, param, "invalid_value")

@@ -7,16 +7,16 @@ import json
 from typing import Annotated, Any, get_args, get_origin
 
 from pydantic import Field, create_model
-from specprefill.settings import SamplingSettings, SelectionSettings
+from specprefill.settings import SamplingSettings, SelectionSettings, allowed_values
 from specprefill.triton_models.tensors import ENTRY
 
 from openai_gateway.messages import RequestModel
 
 _SAMPLING = ("top_k", "min_tokens", "repetition_penalty")
 _INT32 = {tensor.name for tensor in ENTRY.inputs if tensor.dtype == "INT32"}
-_LARGEST_INT32 = 2**31 - 1
+LARGEST_INT32 = 2**31 - 1
 _Span = Annotated[
-    list[Annotated[int, Field(ge=0, le=_LARGEST_INT32)]], Field(min_length=2, max_length=2)
+    list[Annotated[int, Field(ge=0, le=LARGEST_INT32)]], Field(min_length=2, max_length=2)
 ]
 
 
@@ -30,14 +30,14 @@ def _fields() -> dict[str, Any]:
     for name, info in declared.items():
         kind: Any = info.annotation
         if name in _INT32:
-            kind = Annotated[kind, Field(le=_LARGEST_INT32)]  # the tensor would wrap round
+            kind = Annotated[kind, Field(le=LARGEST_INT32)]  # the tensor would wrap round
         for bound in info.metadata:  # a bound that comes later replaces an earlier one
             kind = Annotated[kind, bound]
         if any(get_origin(member) is dict for member in get_args(info.annotation)):
             kind = dict[str, float]  # its keys are the server's to judge
         fields[name] = (kind | None, Field(None, description=info.description))
     fields["timeout_ms"] = (
-        Annotated[int, Field(ge=1, le=_LARGEST_INT32)] | None,
+        Annotated[int, Field(ge=1, le=LARGEST_INT32)] | None,
         Field(None, description="The request fails when its answer is not complete by then."),
     )
     fields["keep_spans"] = (
@@ -53,6 +53,14 @@ Options: Any = create_model(
     __doc__="Selection settings and sampling settings beyond OpenAI's, for this request.",
     **_fields(),
 )
+
+
+def allowed_by_server(name: str) -> str | None:
+    """Return the range of a setting as the server words it; None if it is no setting."""
+    for section in (SelectionSettings, SamplingSettings):
+        if name in section.model_fields:
+            return allowed_values(section, name)
+    return None
 
 
 def read_options(options: Any) -> dict[str, Any]:

@@ -36,7 +36,7 @@ def serve(
         listening: told the endpoint's URL once it listens.
 
     Raises:
-        ConfigurationError: the port is taken, or the API keys cannot be read.
+        ConfigurationError: the port is taken, or API keys or root certificates cannot be read.
     """
     gateway, server = settings.gateway, settings.server
     keys = load_api_keys(gateway.api_key_file)
@@ -67,7 +67,7 @@ async def _serve(
     listener: socket.socket,
     listening: Callable[[], None],
 ) -> None:
-    async with TritonBackend(triton_url) as backend:
+    async with TritonBackend(triton_url, settings.gateway.root_certificates) as backend:
         app = create_app(settings.gateway, backend, keys)
         config = uvicorn.Config(
             app,

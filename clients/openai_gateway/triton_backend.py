@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import grpc
 import tritonclient.grpc.aio as triton
 from specprefill.client import Piece, ServerError, make_input, read_piece
+from specprefill.errors import ConfigurationError
 from tritonclient.utils import InferenceServerException
 
 ENTRY_MODEL = "specprefill"
@@ -42,20 +43,31 @@ class Backend(Protocol):
 class TritonBackend:
     """Sends requests to Triton; use it as an asynchronous context manager."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, root_certificates: str | None = None) -> None:
         """Connect when first used.
 
         Args:
             url: host:port of Triton's gRPC endpoint.
+            root_certificates: PEM file to check Triton's certificate with; None speaks no TLS.
+
+        Raises:
+            ConfigurationError: the file cannot be read.
         """
-        self._client = triton.InferenceServerClient(
-            url,
-            channel_args=[
-                ("grpc.max_send_message_length", _LARGEST_MESSAGE_BYTES),
-                ("grpc.max_receive_message_length", _LARGEST_MESSAGE_BYTES),
-                ("grpc.max_reconnect_backoff_ms", _LONGEST_BACKOFF_MS),
-            ],
-        )
+        try:
+            self._client = triton.InferenceServerClient(
+                url,
+                ssl=root_certificates is not None,
+                root_certificates=root_certificates,
+                channel_args=[
+                    ("grpc.max_send_message_length", _LARGEST_MESSAGE_BYTES),
+                    ("grpc.max_receive_message_length", _LARGEST_MESSAGE_BYTES),
+                    ("grpc.max_reconnect_backoff_ms", _LONGEST_BACKOFF_MS),
+                ],
+            )
+        except OSError as error:
+            raise ConfigurationError(
+                f"gateway.root_certificates {root_certificates} cannot be read: {error.strerror}"
+            ) from error
 
     async def __aenter__(self) -> TritonBackend:
         """Return itself."""

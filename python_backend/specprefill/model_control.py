@@ -9,6 +9,7 @@ import urllib.request
 import uuid
 from typing import Any
 
+from specprefill.admin_access import AdminAccess
 from specprefill.errors import EngineError
 from specprefill.triton_models.tensors import MODELS, Tensor
 
@@ -20,9 +21,10 @@ _VALUES: dict[str, Any] = {"STRING": "", "BOOL": False, "FP32": 0.0}
 class ModelControl:
     """Loads, unloads and asks the models of a running server."""
 
-    def __init__(self, http_url: str) -> None:
+    def __init__(self, http_url: str, admin: AdminAccess) -> None:
         """Use the HTTP endpoint at host:port."""
         self._base = f"http://{http_url}/v2"
+        self._headers = {"Content-Type": "application/json", **admin.http_headers}
 
     def states(self) -> dict[str, str]:
         """Return each model's state, for example READY or UNLOADING."""
@@ -53,7 +55,7 @@ class ModelControl:
             EngineError: the server did not answer in time, or answered with an error.
         """
         request = urllib.request.Request(
-            f"{self._base}/{path}", json.dumps(body).encode(), {"Content-Type": "application/json"}
+            f"{self._base}/{path}", json.dumps(body).encode(), self._headers
         )
         try:
             with urllib.request.urlopen(request, timeout=seconds) as response:

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from specprefill.admin_access import AdminAccess
 from specprefill.embedded_model import resolve_model
 from specprefill.errors import ConfigurationError
 from specprefill.run_state import FOLDER_VARIABLE, RunState
@@ -34,6 +35,9 @@ _SHM_PREFIX = "specprefill_"
 _STOP_SECONDS = 20
 _KILL_SECONDS = 5
 _PR_SET_PDEATHSIG = 1
+_MALLOC_KEEPS = str(256 * 2**20)
+_LOG_LINE = re.compile(rb"^([IWE]\d{4} |\d{4}-\d\d-\d\dT)", re.MULTILINE)
+_LOG_HEAD_BYTES = 4096
 
 
 def default_model_repository() -> Path:
@@ -64,6 +68,7 @@ class TritonServer:
 
     Attributes:
         settings: with the ports that were really taken.
+        admin: opens the running server's administrative APIs; new at every start.
         shared_memory_prefix: how the names of its shared-memory regions begin.
         log_path: the server's log while it runs.
     """
@@ -71,6 +76,7 @@ class TritonServer:
     def __init__(self, settings: Settings, model_repository: Path | None = None) -> None:
         """Prepare; nothing runs before `start`."""
         self.settings = settings
+        self.admin = AdminAccess()
         self._repository = model_repository or default_model_repository()
         # Names the launcher, so that a later start can tell whose regions are stale.
         self.shared_memory_prefix = f"{_SHM_PREFIX}{os.getpid()}_{secrets.token_hex(4)}_"
@@ -129,6 +135,8 @@ class TritonServer:
         try:
             workspace = Path(self._workspace.name)
             self._run_state = RunState(workspace)
+            self.admin = AdminAccess()
+            self.admin.write(workspace)
             config = workspace / "settings.yaml"
             dump_settings(_with_costs_folder(self.settings, workspace), config)
             progress("starting tritonserver")
@@ -141,7 +149,7 @@ class TritonServer:
 
     def _spawn(self, installation: Installation, config: Path) -> subprocess.Popen[bytes]:
         command = tritonserver_command(
-            installation, self.settings, self._repository, self.shared_memory_prefix
+            installation, self.settings, self._repository, self.shared_memory_prefix, self.admin
         )
         environment = {
             **configured_environment(config),
@@ -157,6 +165,10 @@ class TritonServer:
             # Draft and target share the cores: threads that spin while they wait for each other
             # cost the other model up to half its speed, and gain nothing when alone.
             "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "passive"),
+            # Activations come and go in blocks of some megabytes: glibc would give each back to
+            # the kernel and take it anew, page by page, which made elementwise steps twice as slow.
+            "MALLOC_MMAP_THRESHOLD_": os.environ.get("MALLOC_MMAP_THRESHOLD_", _MALLOC_KEEPS),
+            "MALLOC_TRIM_THRESHOLD_": os.environ.get("MALLOC_TRIM_THRESHOLD_", _MALLOC_KEEPS),
         }
         with self.log_path.open("wb") as log:
             return subprocess.Popen(
@@ -174,6 +186,7 @@ class TritonServer:
         deadline = time.monotonic() + self.settings.server.startup_seconds
         waiting = list(MODELS)
         while waiting:
+            self._hide_secret()
             if self._process.poll() is not None:
                 raise ConfigurationError(self._explain_exit())
             if time.monotonic() > deadline:
@@ -187,6 +200,13 @@ class TritonServer:
                     progress(f"loading {waiting[0]}")
             else:
                 time.sleep(0.1)
+
+    def _hide_secret(self) -> None:
+        """Hide the secret once the server has read it: it logs nothing of its own before."""
+        with self.log_path.open("rb") as log:
+            has_read = _LOG_LINE.search(log.read(_LOG_HEAD_BYTES))
+        if has_read and rank_count(self.settings) == 1:  # of several the process is mpirun
+            self.admin.hide(self.pid)
 
     def _model_ready(self, model: str) -> bool:
         url = f"http://{self.http_url}/v2/models/{model}/ready"
@@ -247,7 +267,11 @@ class TritonServer:
 
 
 def tritonserver_command(
-    installation: Installation, settings: Settings, repository: Path, shared_memory_prefix: str
+    installation: Installation,
+    settings: Settings,
+    repository: Path,
+    shared_memory_prefix: str,
+    admin: AdminAccess,
 ) -> list[str]:
     """Return the command line that serves a deployment.
 
@@ -261,6 +285,7 @@ def tritonserver_command(
         settings: the deployment, its ports chosen.
         repository: the model repository.
         shared_memory_prefix: how the names of shared-memory regions begin.
+        admin: what the administrative APIs are restricted to.
 
     Raises:
         ConfigurationError: several ranks are needed, and not all fit on one machine or mpirun is
@@ -268,7 +293,7 @@ def tritonserver_command(
     """
     ranks = rank_count(settings)
     if ranks == 1:
-        return _rank_command(installation, settings, repository, shared_memory_prefix)
+        return _rank_command(installation, settings, repository, shared_memory_prefix, admin)
     if ranks > settings.build.gpus_per_node:
         raise ConfigurationError(
             f"build.tp_size x build.pp_size: got {ranks}; allowed: up to build.gpus_per_node, "
@@ -281,7 +306,8 @@ def tritonserver_command(
     for rank in range(ranks):
         prefix = f"{shared_memory_prefix}rank{rank}_"
         command += [":"] if rank else []
-        command += ["-n", "1", *_rank_command(installation, settings, repository, prefix, rank)]
+        words = _rank_command(installation, settings, repository, prefix, admin, rank)
+        command += ["-n", "1", *words]
     return command
 
 
@@ -297,6 +323,7 @@ def _rank_command(
     settings: Settings,
     repository: Path,
     shared_memory_prefix: str,
+    admin: AdminAccess,
     rank: int = 0,
 ) -> list[str]:
     server = settings.server
@@ -307,6 +334,7 @@ def _rank_command(
         f"--grpc-port={server.grpc_port}",
         f"--metrics-address={server.host}",
         f"--metrics-port={server.metrics_port}",
+        *admin.arguments,
     ]
     if rank:
         endpoints = ["--allow-http=false", "--allow-grpc=false", "--allow-metrics=false"]
@@ -320,6 +348,7 @@ def _rank_command(
         f"--backend-config=python,shm-region-prefix-name={shared_memory_prefix}",
         f"--exit-timeout-secs={_STOP_SECONDS - 5}",
         *installation.arguments,
+        *server.arguments,
     ]
 
 

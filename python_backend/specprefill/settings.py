@@ -273,7 +273,8 @@ class DraftSettings(_Section):
     attention_window: int | None = Field(
         None,
         ge=16,
-        description="Hidden states attend only to this many tokens before them; unset: to all.",
+        description="Hidden states attend to this many tokens before them, and on the torch engine to "
+        "up to 127 more; unset: to all.",
     )
     sink_tokens: int = Field(
         64, ge=0, description="With attention_window: first tokens that every token attends to."
@@ -351,6 +352,9 @@ class ServerSettings(_Section):
     drain_seconds: float = Field(
         30, ge=0, description="How long running answers may take to end after SIGTERM."
     )
+    arguments: tuple[str, ...] = Field(
+        (), description="Further arguments for tritonserver, after all others."
+    )
 
 
 class GatewaySettings(_Section):
@@ -367,6 +371,9 @@ class GatewaySettings(_Section):
     )
     max_body_bytes: int = Field(
         8 * 2**20, ge=1024, description="Largest request body; larger ones are refused with 413."
+    )
+    root_certificates: str | None = Field(
+        None, description="PEM file; set: TLS to Triton's gRPC, whose certificate it vouches for."
     )
 
 

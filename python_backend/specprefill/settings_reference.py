@@ -61,6 +61,8 @@ def _section_class(field: FieldInfo) -> type[BaseModel] | None:
 
 
 def _plain(value: Any) -> str:
+    if isinstance(value, tuple):
+        return str(list(value))
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

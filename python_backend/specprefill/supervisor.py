@@ -20,6 +20,10 @@ from specprefill.server import MODELS, TritonServer, rank_count
 ENTRY, ENSEMBLE = "specprefill", "ensemble"
 _TICK_SECONDS = 0.25
 _PROBE_TIMEOUT_SECONDS = 10.0
+# A load now and then never comes to its end in Triton 2.51 (seen once in some twenty): one that
+# takes three times as long as the whole start did, and this long at least, is given up.
+_LEAST_LOAD_SECONDS = 30.0
+_LOAD_FACTOR = 3.0
 # For models to end after the drain; what Triton 2.51 has left of a dead one never ends by itself.
 _END_SECONDS = 6.0
 
@@ -64,8 +68,9 @@ class Supervisor:
         self._crashes = RestartPolicy()
         self._deaths: dict[str, RestartPolicy] = {}
         self._loaded: dict[str, float] = {}  # model -> when its process was last seen to be new
-        self._control = ModelControl(server.http_url)
+        self._control = ModelControl(server.http_url, server.admin)
         self._server_since = 0.0
+        self._load_seconds = _LEAST_LOAD_SECONDS
         self._processes: dict[str, ModelProcess] = {}
         self._probes: dict[str, ModelProbe] = {}
 
@@ -114,9 +119,11 @@ class Supervisor:
 
     def _start_server(self, progress: Callable[[str], None] = lambda _: None) -> None:
         self.starting = True
+        began = time.monotonic()
         self.server.start(progress)
+        self._load_seconds = max(_LEAST_LOAD_SECONDS, _LOAD_FACTOR * (time.monotonic() - began))
         self.starting = False
-        self._control = ModelControl(self.server.http_url)
+        self._control = ModelControl(self.server.http_url, self.server.admin)
         self._server_since = time.monotonic()
         self._processes = {}
         self._find_processes()
@@ -175,7 +182,7 @@ class Supervisor:
             for _ in self._workers.map(self._reload, models):
                 pass
             if self._control.states().get(ENSEMBLE) != READY:
-                self._control.load(ENSEMBLE, self.server.settings.server.startup_seconds)
+                self._control.load(ENSEMBLE, self._load_seconds)
         except SpecPrefillError as error:
             return self._restart(f"{names} cannot be loaded again: {error}")
         self._find_processes()
@@ -194,7 +201,7 @@ class Supervisor:
     def _reload(self, model: str) -> None:
         # Without the unload, Triton 2.51 takes the model for ready and does nothing.
         self._control.unload(model)
-        self._control.load(model, self.server.settings.server.startup_seconds)
+        self._control.load(model, self._load_seconds)
 
     def _is_hanging(self, dead: Iterable[str]) -> bool:
         """Tell whether clients wait for answers that Triton 2.51 will never send.

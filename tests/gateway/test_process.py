@@ -112,6 +112,11 @@ def test_bad_settings_are_one_line(tmp_path):
     result = run(SPECPREFILL__GATEWAY__API_KEY_FILE=str(missing))
     assert result.returncode == 1
     assert f"gateway.api_key_file {missing} cannot be read" in result.stderr
+    result = run(
+        SPECPREFILL__GATEWAY__ROOT_CERTIFICATES=str(missing), SPECPREFILL__GATEWAY__PORT="0"
+    )
+    assert result.returncode == 1
+    assert f"gateway.root_certificates {missing} cannot be read" in result.stderr
     assert "Traceback" not in result.stderr
 
 

@@ -40,12 +40,19 @@ def messages() -> str:
     return demo_messages(40)
 
 
-def post(server: TritonServer, path: str, body: dict | str | bytes) -> tuple[int, str]:
+def post(
+    server: TritonServer,
+    path: str,
+    body: dict | str | bytes,
+    headers: dict[str, str] | None = None,
+) -> tuple[int, str]:
     """POST JSON; return status and body, also of an error."""
     data = json.dumps(body) if isinstance(body, dict) else body
     data = data.encode() if isinstance(data, str) else data
     request = urllib.request.Request(
-        f"http://{server.http_url}/v2/{path}", data, {"Content-Type": "application/json"}
+        f"http://{server.http_url}/v2/{path}",
+        data,
+        {"Content-Type": "application/json", **(headers or {})},
     )
     try:
         with urllib.request.urlopen(request, timeout=120) as response:

@@ -16,8 +16,10 @@ from typing import Any
 
 import psutil
 import yaml
+from specprefill.admin_access import AdminAccess
 from specprefill.client import stream
 from specprefill.model_process import ModelProcess, model_processes
+from specprefill.run_state import FOLDER_VARIABLE
 
 CLI = Path(sys.executable).with_name("specprefill")
 
@@ -38,6 +40,7 @@ class Served:
             "selection": {"min_prompt_tokens": 64, "scorer": "lookahead", "look_ahead": 64},
             "server": {"http_port": 0, "grpc_port": 0, "metrics_port": 0, **server},
             "gateway": {"port": 0},
+            "gate": {"enabled": False},  # a tiny target never gains anything
         }
         config = folder / "serve.yaml"
         config.write_text(yaml.safe_dump(values))
@@ -72,6 +75,11 @@ class Served:
         children = psutil.Process(self.process.pid).children()
         (found,) = [child for child in children if child.name() == "tritonserver"]
         return found
+
+    @property
+    def admin(self) -> AdminAccess:
+        """What the launcher left for those who load and unload by hand."""
+        return AdminAccess.read(Path(self.triton.environ()[FOLDER_VARIABLE]))
 
     def models(self) -> dict[str, ModelProcess]:
         """Processes of the models."""

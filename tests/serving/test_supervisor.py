@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from specprefill import gateway_process, supervisor
+from specprefill.admin_access import AdminAccess
 from specprefill.errors import ConfigurationError, EngineError, StepUnavailableError
 from specprefill.gateway_process import GatewayProcess
 from specprefill.model_control import ModelControl
@@ -175,6 +176,7 @@ class FakeServer:
     """A tritonserver that dies whenever it is looked at."""
 
     http_url = "127.0.0.1:1"
+    admin = AdminAccess()
     pid = 0
 
     def __init__(self, on_crash, start_error=None):
@@ -234,7 +236,7 @@ def test_no_two_endpoints_share_a_port():
 
 def test_a_server_that_is_not_there_is_an_error_with_the_request():
     with pytest.raises(EngineError, match=r"repository/index: .*refused"):
-        ModelControl("127.0.0.1:1").states()
+        ModelControl("127.0.0.1:1", AdminAccess()).states()
 
 
 def test_a_gateway_that_cannot_start_says_why(tmp_path):

@@ -111,6 +111,27 @@ def test_compose_publishes_on_loopback_only():
         assert all(port.startswith("127.0.0.1:") for port in service.get("ports", ()))
 
 
+def test_the_parts_of_compose_fit_together():
+    compose = yaml.safe_load((ROOT / "compose.yaml").read_text())
+    services, configs = compose["services"], compose["configs"]
+    used = {part["source"] for service in services.values() for part in service.get("configs", ())}
+    assert used == configs.keys()
+    assert (ROOT / configs["dashboard"]["file"]).is_file()
+    provider = yaml.safe_load(configs["dashboards"]["content"])["providers"][0]
+    targets = {part["source"]: part["target"] for part in services["grafana"]["configs"]}
+    assert targets["dashboard"].startswith(provider["options"]["path"] + "/")
+    jobs = yaml.safe_load(configs["prometheus"]["content"])["scrape_configs"]
+    scraped = {
+        target for job in jobs for targets in job["static_configs"] for target in targets["targets"]
+    }
+    assert scraped == {"server:8002", "gateway:9000"}
+    gateway = services["gateway"]
+    assert gateway["user"] == services["server"]["user"] == "10001"
+    assert gateway["depends_on"]["server"]["condition"] == "service_healthy"
+    assert "deploy" not in gateway
+    assert services["server"]["deploy"]["resources"]["reservations"]["devices"]
+
+
 def test_every_deployment_file_has_a_model_test_data_can_stand_in_for():
     for name in ("8b", "70b", "405b"):
         text = (ROOT / "configs" / f"llama-3.1-{name}-fp8.yaml").read_text()

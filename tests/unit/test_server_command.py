@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from specprefill import server
+from specprefill.admin_access import AdminAccess
 from specprefill.errors import ConfigurationError
 from specprefill.server import MODELS, Installation, tritonserver_command
 from specprefill.settings import Settings
@@ -15,6 +16,8 @@ from specprefill.trtllm_engine.mpi import leave_mpi, without_mpi_variables
 INSTALLATION = Installation(Path("/opt/bin/tritonserver"), ("--backend-directory=/b",), ())
 REPOSITORY = Path("/repository")
 PREFIX = "specprefill_7_"
+ADMIN = AdminAccess("s3cret")
+RULE = "model-repository,shared-memory,trace,logging:specprefill-admin=s3cret"
 
 
 def settings(engine: str = "tensorrt_llm", **build: int) -> Settings:
@@ -23,7 +26,7 @@ def settings(engine: str = "tensorrt_llm", **build: int) -> Settings:
 
 
 def command(**build: int) -> list[str]:
-    return tritonserver_command(INSTALLATION, settings(**build), REPOSITORY, PREFIX)
+    return tritonserver_command(INSTALLATION, settings(**build), REPOSITORY, PREFIX, ADMIN)
 
 
 def of_ranks(words: list[str]) -> list[list[str]]:
@@ -54,6 +57,8 @@ ALONE = [
     "--grpc-port=2",
     "--metrics-address=127.0.0.1",
     "--metrics-port=3",
+    f"--http-restricted-api={RULE}",
+    f"--grpc-restricted-protocol={RULE}",
     f"--backend-config=python,shm-region-prefix-name={PREFIX}",
     "--exit-timeout-secs=15",
     "--backend-directory=/b",
@@ -65,8 +70,16 @@ def test_one_rank_needs_no_mpirun():
 
 
 def test_the_torch_engine_is_one_process_whatever_the_build_says():
-    torch = tritonserver_command(INSTALLATION, settings("torch", tp_size=8), REPOSITORY, PREFIX)
-    assert torch == ALONE
+    torch = settings("torch", tp_size=8)
+    assert tritonserver_command(INSTALLATION, torch, REPOSITORY, PREFIX, ADMIN) == ALONE
+
+
+def test_further_arguments_come_last():
+    chosen = Settings.model_validate(
+        {**settings().model_dump(), "server": {"arguments": ["--log-verbose=1", "--http-port=7"]}}
+    )
+    words = tritonserver_command(INSTALLATION, chosen, REPOSITORY, PREFIX, ADMIN)
+    assert words[-2:] == ["--log-verbose=1", "--http-port=7"]
 
 
 @pytest.mark.parametrize(("tp_size", "pp_size"), [(2, 1), (4, 1), (2, 2), (1, 8)])
@@ -90,6 +103,7 @@ def test_other_ranks_hold_the_target_and_no_port(mpirun):
     for rank in of_ranks(command(tp_size=4))[1:]:
         assert [word for word in rank if word.startswith("--load-model")] == ["--load-model=target"]
         assert not [word for word in rank if "-port=" in word or "-address=" in word]
+        assert not [word for word in rank if "s3cret" in word]
         for endpoint in ("http", "grpc", "metrics"):
             assert f"--allow-{endpoint}=false" in rank
 

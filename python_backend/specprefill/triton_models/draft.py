@@ -19,7 +19,7 @@ from specprefill.selection_memo import SelectionMemo
 from specprefill.settings import load_settings
 from specprefill.speculator import Speculation
 from specprefill.triton_models import requests
-from specprefill.triton_models.metrics import Metrics
+from specprefill.triton_models.draft_metrics import DraftMetrics
 from specprefill.triton_models.prompt_tensors import read_prompt
 from specprefill.triton_models.tensors import KEPT_IDS, POSITION_IDS, SELECTION, SPECULATION
 from specprefill.triton_models.timing import Timing
@@ -37,7 +37,7 @@ class DraftModel:
         self._speculator = make_speculator(self._settings)
         self._memo = SelectionMemo(self._settings.draft.memo_entries)
         self._records = RecordWriter(self._settings.records, self._settings.draft.model)
-        self._metrics = Metrics()
+        self._metrics = DraftMetrics()
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="draft")
         self._lock = threading.Lock()
         self._stopped: set[str] = set()

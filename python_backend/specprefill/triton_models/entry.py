@@ -34,6 +34,7 @@ from specprefill.triton_models.tensors import (
     STEPS,
     STOP,
 )
+from specprefill.triton_models.timing import Timing
 
 _FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 
@@ -178,6 +179,8 @@ class EntryModel:
             tensors.update(self._step("draft", tensors, flight))
         except (_StepError, StepUnavailableError) as error:
             flight.check()
+            if Timing.of(tensors).passed:
+                raise
             tensors.update(_keep_all(tensors["prompt_ids"], str(error)))
         flight.check()
         tensors[ERRORS_AS_OUTPUT.name] = requests.batched(ERRORS_AS_OUTPUT, True)

@@ -20,7 +20,7 @@ from specprefill.selection import Span, runs
 from specprefill.settings import load_settings
 from specprefill.triton_models import requests
 from specprefill.triton_models.cancellation import CancellationWatch, WatchedSender
-from specprefill.triton_models.metrics import Metrics
+from specprefill.triton_models.target_metrics import TargetMetrics
 from specprefill.triton_models.tensors import (
     ANSWER,
     ERRORS_AS_OUTPUT,
@@ -57,7 +57,7 @@ class TargetModel:
         """Load the target."""
         self._settings = load_settings()
         self._generator, self._engine = make_generator(self._settings)
-        self._metrics = Metrics()
+        self._metrics = TargetMetrics()
         self._watch = CancellationWatch()
         target = self._settings.target
         self._senders = ThreadPoolExecutor(

@@ -47,6 +47,12 @@ class Timing:
         values = requests.read_array(request, TIMING.name)
         return cls(time.monotonic_ns()) if values is None else cls(int(values[0]), int(values[1]))
 
+    @classmethod
+    def of(cls, tensors: dict[str, Any]) -> Timing:
+        """Read it from the tensors that preprocessing answered with."""
+        arrival, deadline = tensors[TIMING.name].as_numpy()[0]
+        return cls(int(arrival), int(deadline))
+
     def tensor(self) -> Any:
         """Return the tensor for the next step."""
         return requests.batched(TIMING, [self.arrival_ns, self.deadline_ns])
