@@ -2,7 +2,7 @@
 PYTHON ?= $(firstword $(foreach v,3.11 3.12 3.10,$(shell command -v python$(v))))
 BIN := .venv/bin
 
-.PHONY: setup demo serve test lint bench perf quality gpu-check gpu-check-torch configs docs clean
+.PHONY: setup demo serve test soak lint bench perf quality gpu-check gpu-check-torch configs docs clean
 
 setup: .venv/.installed
 
@@ -25,6 +25,9 @@ serve: setup
 
 test: setup lint
 	$(BIN)/python -m pytest -q
+
+soak: setup
+	$(BIN)/python -m tests.soak.soak
 
 lint: setup
 	$(BIN)/ruff check

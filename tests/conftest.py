@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models shared by all tests: the embedded one, and a tiny one with random weights."""
+"""Models shared by all tests, the embedded one and a tiny one, and one real server."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 # Draft and target share few cores with the tests; spinning threads would starve each other.
@@ -11,14 +12,35 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import pytest
 import torch
+from specprefill.demo import demo_messages
 from specprefill.embedded_model import resolve_model
+from specprefill.server import TritonServer
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+from tests.serving.conftest import settings
 
 
 @pytest.fixture(scope="session")
 def smollm2() -> Path:
     """Folder of the embedded model."""
     return resolve_model("smollm2")
+
+
+@pytest.fixture(scope="session")
+def server(smollm2: Path) -> Iterator[TritonServer]:
+    """One real tritonserver for all tests; it prunes from 256 tokens on so that they stay short."""
+    chosen = settings(
+        selection={"min_prompt_tokens": 256},
+        target={"max_running": 4, "max_queue": 4, "prefill_chunk_tokens": 256},
+    )
+    with TritonServer(chosen) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def messages() -> str:
+    """A document of about 800 tokens with a question, as chat messages."""
+    return demo_messages(40)
 
 
 @pytest.fixture(scope="session")

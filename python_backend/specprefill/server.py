@@ -200,6 +200,16 @@ class TritonServer:
                     progress(f"loading {waiting[0]}")
             else:
                 time.sleep(0.1)
+        self.close_shared_memory()
+
+    def close_shared_memory(self) -> None:
+        """Let nobody but this user read prompts in shared memory, which Triton opens to everybody.
+
+        To be called again when a model was loaded again: it has new regions.
+        """
+        for region in _SHARED_MEMORY.glob(f"{self.shared_memory_prefix}*"):
+            with contextlib.suppress(FileNotFoundError, PermissionError):
+                region.chmod(0o600)
 
     def _hide_secret(self) -> None:
         """Hide the secret once the server has read it: it logs nothing of its own before."""

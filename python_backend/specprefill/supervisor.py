@@ -185,6 +185,7 @@ class Supervisor:
                 self._control.load(ENSEMBLE, self._load_seconds)
         except SpecPrefillError as error:
             return self._restart(f"{names} cannot be loaded again: {error}")
+        self.server.close_shared_memory()
         self._find_processes()
         for model in models:
             self._probes[model] = self._new_probe(model)

@@ -20,7 +20,6 @@ from specprefill.settings import CONFIG_VARIABLE, GatewaySettings, Settings, dum
 from starlette.testclient import TestClient
 
 from tests.gateway.stand_in import StandIn
-from tests.serving.conftest import messages, server  # noqa: F401
 
 BODY_LIMIT = 4096
 
@@ -81,7 +80,7 @@ def gateway_process(
 
 
 @pytest.fixture(scope="session")
-def gateway(server: TritonServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:  # noqa: F811
+def gateway(server: TritonServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """URL of a gateway in front of the real server."""
     with gateway_process(server.settings, tmp_path_factory.mktemp("gateway")) as (url, _):
         yield url

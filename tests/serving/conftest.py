@@ -1,16 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One real tritonserver with the embedded model for all serving tests."""
+"""How the tests configure and ask a real tritonserver."""
 
 from __future__ import annotations
 
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
 
-import pytest
 from specprefill.cli import default_config
-from specprefill.demo import demo_messages
 from specprefill.server import TritonServer
 from specprefill.settings import load_settings
 
@@ -21,23 +18,6 @@ def settings(**sections):
     # Whether pruning pays on a busy machine must not decide what a test sees.
     overrides = {"server": FREE_PORTS, "gate": {"enabled": False}, **sections}
     return load_settings(default_config(), overrides, environment={})
-
-
-@pytest.fixture(scope="session")
-def server(smollm2) -> Iterator[TritonServer]:
-    """Default deployment, pruning from 256 tokens on so that tests stay short."""
-    chosen = settings(
-        selection={"min_prompt_tokens": 256},
-        target={"max_running": 4, "max_queue": 4, "prefill_chunk_tokens": 256},
-    )
-    with TritonServer(chosen) as server:
-        yield server
-
-
-@pytest.fixture(scope="session")
-def messages() -> str:
-    """A document of about 800 tokens with a question, as chat messages."""
-    return demo_messages(40)
 
 
 def post(

@@ -11,13 +11,11 @@ import pytest
 import tritonclient.grpc as grpc
 from specprefill.client import make_input, read_piece
 
-from tests.gateway.conftest import gateway  # noqa: F401
 from tests.serving.conftest import post
+from tests.serving.served import Served
 
 ENTRIES = ("specprefill", "ensemble")
-TEXT = " ".join(
-    f"On day {day} the keeper of the north gate counted {day * 7} birds." for day in range(36)
-)
+TEXT = " ".join(f"On day {day} the keeper of the gate saw {7 * day} birds." for day in range(36))
 CHAT = [
     {"role": "user", "content": "How many birds were there on day 20?"},
     {"role": "assistant", "content": "I shall look into the report."},
@@ -31,7 +29,7 @@ SETTINGS = {
     "scorer": {"scorer": "none", "keep_rate": 0.3},
     "min_prompt_tokens": {"min_prompt_tokens": 4000},
     "protect_last": {"protect_last": 150, "protect_last_user_tokens": 0},
-    "chunk_size": {"chunk_size": 8},
+    "chunk_size": {"chunk_size": 100},
     "coverage": {"coverage": 0.5, "keep_rate": 0.25},
     "role_keep_rates": {"role_keep_rates": {"tool": 0.6}},
 }
@@ -56,10 +54,10 @@ def as_inputs(settings):
     return {k: json.dumps(v) if isinstance(v, dict) else v for k, v in settings.items()}
 
 
-def over_grpc(server, model, fields, stream_answer):
+def over_grpc(served, model, fields, stream_answer):
     inputs = [make_input(k, v) for k, v in {**fields, "stream": stream_answer}.items()]
     responses = []
-    with grpc.InferenceServerClient(server.grpc_url) as client:
+    with grpc.InferenceServerClient(served.grpc_url) as client:
         client.start_stream(lambda result, error: responses.append((result, error)))
         client.async_stream_infer(model, inputs)
         client.stop_stream()
@@ -69,9 +67,9 @@ def over_grpc(server, model, fields, stream_answer):
     return {k: v for result, _ in responses for k, v in read_piece(result).outputs.items()}
 
 
-def over_http(server, model, fields, stream_answer):
+def over_http(served, model, fields, stream_answer):
     way = "generate_stream" if stream_answer else "generate"
-    status, body = post(server, f"models/{model}/{way}", {**fields, "stream": stream_answer})
+    status, body = post(served, f"models/{model}/{way}", {**fields, "stream": stream_answer})
     events = [json.loads(line.removeprefix("data: ")) for line in body.splitlines() if line]
     merged = {k: v for event in events for k, v in event.items()}
     if status != 200:
@@ -79,14 +77,14 @@ def over_http(server, model, fields, stream_answer):
     return merged
 
 
-def over_openai(url, kind, settings, stream_answer):
+def over_openai(served, kind, settings, stream_answer):
     path, prompt = {
         "text": ("completions", {"prompt": TEXT}),
         "chat": ("chat/completions", {"messages": CHAT}),
     }[kind]
     body = {"model": "specprefill", **prompt, "max_tokens": 1, "stream": stream_answer}
     request = urllib.request.Request(
-        f"{url}/v1/{path}",
+        f"{served.openai_url}/{path}",
         json.dumps({**body, "specprefill": settings}).encode(),
         {"Content-Type": "application/json"},
     )
@@ -101,13 +99,23 @@ def over_openai(url, kind, settings, stream_answer):
     return json.loads(text)["specprefill"]
 
 
+@pytest.fixture(scope="module")
+def served(tiny_llama, tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        # Whether pruning pays must not decide what a test sees.
+        patch.setenv("SPECPREFILL__GATE__ENABLED", "false")
+        served = Served(tmp_path_factory.mktemp("served"), tiny_llama)
+    yield served
+    served.close()
+
+
 @pytest.fixture
-def endpoints(server, gateway):  # noqa: F811
+def endpoints(served):
     """Ways to send a prompt with settings, by name; each returns the statistics."""
 
     def triton(send, model, stream_answer):
         return lambda kind, settings: send(
-            server, model, {**PROMPTS[kind], **as_inputs(settings), "max_tokens": 1}, stream_answer
+            served, model, {**PROMPTS[kind], **as_inputs(settings), "max_tokens": 1}, stream_answer
         )
 
     ways = {
@@ -119,7 +127,7 @@ def endpoints(server, gateway):  # noqa: F811
     for stream_answer in (False, True):
         ways[f"over_openai stream={stream_answer}"] = (
             lambda kind, settings, stream_answer=stream_answer: over_openai(
-                gateway, kind, settings, stream_answer
+                served, kind, settings, stream_answer
             )
         )
     return ways

@@ -173,6 +173,11 @@ def test_the_secret_is_nowhere_that_others_can_read(served):
     assert secret not in served.errors
 
 
+def test_prompts_in_shared_memory_are_readable_to_the_servers_user_alone(served):
+    assert served.regions()
+    assert {stat.S_IMODE(region.stat().st_mode) for region in served.regions()} == {0o600}
+
+
 def read(path: Path) -> str:
     return path.read_text(errors="replace")
 
