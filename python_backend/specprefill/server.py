@@ -35,7 +35,6 @@ _SHM_PREFIX = "specprefill_"
 _STOP_SECONDS = 20
 _KILL_SECONDS = 5
 _PR_SET_PDEATHSIG = 1
-_MALLOC_KEEPS = str(256 * 2**20)
 _LOG_LINE = re.compile(rb"^([IWE]\d{4} |\d{4}-\d\d-\d\dT)", re.MULTILINE)
 _LOG_HEAD_BYTES = 4096
 
@@ -165,10 +164,6 @@ class TritonServer:
             # Draft and target share the cores: threads that spin while they wait for each other
             # cost the other model up to half its speed, and gain nothing when alone.
             "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "passive"),
-            # Activations come and go in blocks of some megabytes: glibc would give each back to
-            # the kernel and take it anew, page by page, which made elementwise steps twice as slow.
-            "MALLOC_MMAP_THRESHOLD_": os.environ.get("MALLOC_MMAP_THRESHOLD_", _MALLOC_KEEPS),
-            "MALLOC_TRIM_THRESHOLD_": os.environ.get("MALLOC_TRIM_THRESHOLD_", _MALLOC_KEEPS),
         }
         with self.log_path.open("wb") as log:
             return subprocess.Popen(

@@ -16,7 +16,7 @@ from transformers.utils import logging as transformers_logging
 
 from specprefill.errors import ConfigurationError
 from specprefill.model_folder import read_config
-from specprefill.torch_engine.processor import resolve_dtype
+from specprefill.torch_engine.processor import keep_freed_memory, resolve_dtype
 
 # Receives layer, query [heads, T, d], keys and values [kv_heads, T, d], scaling and the layer's
 # sliding window, returns [heads, T, d].
@@ -89,6 +89,7 @@ def load_causal_lm(
         ConfigurationError: the folder is missing, or the model cannot work with explicit
             positions; the message says what it is.
     """
+    keep_freed_memory()
     config = read_config(folder, trust_remote_code)
     _check_supported(config, folder)
     if layers is not None:
