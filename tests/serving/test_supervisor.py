@@ -95,19 +95,25 @@ def stub(folder, model):
 
 
 def test_model_processes_are_found_and_their_end_is_seen(tmp_path):
-    children = {model: stub(tmp_path, model) for model in ("draft", "target")}
-    found = model_processes(os.getpid())
+    # No names of served models: servers of other tests may run below this process too.
+    children = {model: stub(tmp_path, model) for model in ("first", "second")}
+
+    def found_here():
+        found = model_processes(os.getpid())
+        return {model: process for model, process in found.items() if model in children}
+
+    found = found_here()
     assert {model: process.pid for model, process in found.items()} == {
         model: child.pid for model, child in children.items()
     }
     assert all(process.is_alive() for process in found.values())
-    children["draft"].kill()
-    wait_until(lambda: not found["draft"].is_alive(), 5)  # though nobody has waited for it
-    assert model_processes(os.getpid()).keys() == {"target"}
-    found["target"].kill()
+    children["first"].kill()
+    wait_until(lambda: not found["first"].is_alive(), 5)  # though nobody has waited for it
+    assert found_here().keys() == {"second"}
+    found["second"].kill()
     for child in children.values():
         child.wait()
-    assert not found["target"].is_alive()
+    assert not found["second"].is_alive()
 
 
 def test_another_process_with_the_same_id_is_not_the_model():
