@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The soak, for a minute."""
 
-import sys
-
 import pytest
 from rich.progress import Progress
 from specprefill.server import TritonServer
@@ -16,7 +14,7 @@ SECONDS = 60
 @pytest.mark.timeout(600)
 def test_a_minute_above_capacity():
     chosen = settings(target=LIMITS, selection={"min_prompt_tokens": 256})
-    with TritonServer(chosen) as server, Progress(file=sys.stderr, disable=True) as progress:
+    with TritonServer(chosen) as server, Progress(disable=True) as progress:
         tally = soak(server, SECONDS, seed=1, progress=progress)
     assert tally.faults == []
     seen = {outcome for _, outcome in tally.outcomes}
