@@ -273,8 +273,7 @@ class DraftSettings(_Section):
     attention_window: int | None = Field(
         None,
         ge=16,
-        description="Hidden states attend to this many tokens before them, and on the torch "
-        "engine to up to 127 more; unset: to all.",
+        description="Hidden states attend only to this many tokens before them; unset: to all.",
     )
     sink_tokens: int = Field(
         64, ge=0, description="With attention_window: first tokens that every token attends to."

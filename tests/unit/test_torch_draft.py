@@ -124,10 +124,7 @@ def test_local_attention_equals_a_masked_model(tiny_llama, window, sinks):
         TorchDraft(tiny_llama, settings), ids, SelectionSettings(query_window=1, pool_kernel=1)
     )
     row, column = torch.arange(700)[:, None], torch.arange(700)[None]
-    whole = min(700, window + sinks)  # rows that see everything before them
-    within = (row - whole).clamp_min(0) % 128  # a window begins where that of its block does
-    visible = (column > row - window - within) | (column < sinks) | (row < whole)
-    visible &= column <= row
+    visible = (column <= row) & ((column > row - window) | (column < sinks))
     mask = torch.zeros(700, 700).masked_fill(~visible, torch.finfo(torch.float32).min)[None, None]
     captured = {}
     model = AutoModelForCausalLM.from_pretrained(tiny_llama, attn_implementation="eager").eval()

@@ -168,6 +168,4 @@ class _Reading:
             window, sinks = sliding_window, 0
         if window is None or query.shape[1] == 1:
             return causal_attention(query, keys, values, scaling)
-        # The model's own window is part of what it computes; the draft's is for speed alone.
-        exact = self._settings.attention_window is None
-        return windowed_attention(query, keys, values, scaling, window, sinks, exact)
+        return windowed_attention(query, keys, values, scaling, window, sinks)

@@ -20,7 +20,7 @@ def keep_freed_memory() -> None:
     """Let glibc keep freed memory for the next allocation, up to a bound.
 
     Activations come and go in blocks of some megabytes. By default each goes back to the kernel
-    and is taken anew page by page, which made elementwise steps up to twice as slow.
+    and may be taken anew page by page: several hundred thousand page faults for a few prompts.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None and platform.libc_ver()[0] == "glibc":
