@@ -9,6 +9,7 @@ weighed by bytes per token and not by sequences. All results are upper estimates
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -211,7 +212,11 @@ def kept_tokens_at_most(prompt_tokens: int, selection: SelectionSettings) -> int
         # The longest kept chunks and the shortest dropped ones that make up the prompt.
         long, short = size + reach, size - reach
         chunks = (prompt_tokens + short * (groups / rate + 1)) / (long - short + short / rate)
-        tokens = max(tokens, int(chunks) * long)
+        # One chunk more may be kept where not all of them are of the longest.
+        more = int(chunks) + 1
+        dropped = math.ceil((more - groups) / rate) - more
+        rest = prompt_tokens - short * max(0, dropped - 1)  # a prompt's last chunk may be shorter
+        tokens = max(tokens, int(chunks) * long, min(more * long, rest))
     return min(prompt_tokens, tokens + protected)
 
 

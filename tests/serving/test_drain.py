@@ -56,7 +56,7 @@ def test_running_answers_end_and_new_ones_are_refused(serve):
             answer.wait_first()
         served.process.send_signal(signal.SIGTERM)
         wait_until(lambda: "shutting down" in refusal(served, "specprefill"), 5)
-        assert "'ensemble'" in refusal(served, "ensemble")
+        wait_until(lambda: "'ensemble'" in refusal(served, "ensemble"), 5)
         wait_until(lambda: gateway_refuses(served), 5)
         pieces += openai.readlines()
     assert pieces[-2:] == [b"data: [DONE]\n", b"\n"]
