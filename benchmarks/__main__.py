@@ -13,6 +13,7 @@ from typing import Annotated
 
 # Servers and pipelines share few cores with this process; spinning threads would starve them.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # the profiler announces itself otherwise
 
 import typer
 from rich.console import Console
@@ -37,8 +38,8 @@ _console = Console(soft_wrap=True)
 
 # Minutes of each figure; one round of every grid is measured even if it takes longer.
 _MINUTES = {
-    "ttft": 5.2, "targets": 5.8, "breakdown": 2.5, "scoring": 2.0, "qps": 5.0, "decode": 2.2,
-    "memory": 1.5, "peers": 3.2,
+    "ttft": 5.2, "targets": 5.8, "largest": 5.5, "breakdown": 2.5,
+    "operators": 1.0, "scoring": 2.0, "qps": 11.0, "decode": 2.2, "memory": 1.5, "peers": 3.2,
 }  # fmt: skip
 
 

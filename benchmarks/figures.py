@@ -10,7 +10,9 @@ from types import ModuleType
 FIGURES = {
     "ttft": "time to first token against prompt length and keep rate",
     "targets": "time to first token of targets that are larger than their draft",
+    "largest": "time to first token of a long prompt with a large target",
     "breakdown": "where the time to the first token goes",
+    "operators": "which operators a prefill spends its time in",
     "scoring": "time and memory of scoring",
     "qps": "requests per second under an objective",
     "decode": "decoding throughput and speed",

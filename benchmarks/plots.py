@@ -97,16 +97,30 @@ def targets(data: Data, path: Path) -> None:
         axes[0].legend()
 
 
+largest = targets
+
+
+def operators(data: Data, path: Path) -> None:
+    """Draw the groups of operators as stacked bars."""
+    _stacked([row["run"] for row in data["rows"]], [row["parts"] for row in data["rows"]], path)
+
+
 def breakdown(data: Data, path: Path) -> None:
     """Draw the parts of the time to first token as stacked bars."""
-    rows = data["rows"]
-    names = [row["way"] for row in rows]
+    parts = [
+        {part: spread["median"] for part, spread in row["parts"].items()} for row in data["rows"]
+    ]
+    _stacked([row["way"] for row in data["rows"]], parts, path)
+
+
+def _stacked(names: Sequence[str], parts: Sequence[Mapping[str, float]], path: Path) -> None:
+    """Draw one bar of seconds per name, in parts."""
     with _figure(path, 2) as axes:
         axes[1].remove()
         axes[0].set_subplotspec(axes[0].get_gridspec()[:])
-        left = np.zeros(len(rows))
-        for part in rows[0]["parts"]:
-            width = np.array([row["parts"][part]["median"] for row in rows])
+        left = np.zeros(len(names))
+        for part in parts[0]:
+            width = np.array([row[part] for row in parts])
             axes[0].barh(names, width, left=left, label=part)
             left += width
         axes[0].invert_yaxis()

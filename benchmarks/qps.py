@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The highest request rate that keeps an objective, dense against sparse.
 
-Open-loop Poisson load of mixed prompt lengths. Both ways get the same prompts and, up to the scale
-of the rate, the same arrivals, on one server, in turn. The objective is that the 90th percentile of
-the time to first token stays under a bound that a dense prefill meets alone: a multiple of the
-dense median without load.
+Open-loop Poisson load of mixed prompt lengths on one server, both ways in turn. The objective is
+that the 90th percentile of the time to first token stays under a bound that a dense prefill meets
+alone: a multiple of the dense median without load. Every rate is held for the same time, so that a
+way that is overloaded has time to show it.
 """
 
 from __future__ import annotations
@@ -31,13 +31,16 @@ from load_generator import LoadPlan, Objective, Query, Report, TritonEndpoint, r
 
 TITLE = "Requests per second under an objective"
 
-_TARGET = "grown:smollm2-x4"
-_SENTENCES = (14, 18, 24)  # about 320 to 530 tokens
+_TARGET = "grown:smollm2-x8"
+_KEEP_RATE = 0.1
+_SENTENCES = (24, 32, 40)  # about 530 to 870 tokens
 _BOUND = 4.0
 _PERCENT = 90
-_FEWEST, _MOST = 10, 60
-# Rates to try, as multiples of the rate at which dense requests would follow each other closely.
-_RATES = (0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0, 5.6)
+_FEWEST = 3
+# Rates to try, as shares of what a way could serve without a gap between its requests.
+_SHARES = (0.6, 0.75, 0.9, 1.05, 1.2)
+# Runs of both ways that the time is laid out for; one way rarely breaks at its third rate.
+_PLANNED_RUNS = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,23 +58,26 @@ class Way:
 
 def measure(options: Options, progress: Progress) -> dict[str, Any]:
     """Raise the rate for both ways in turn until each breaks the objective."""
-    if options.smoke or options.config is not None:
-        settings = deployment(options, selection={"min_prompt_tokens": 128})
-    else:
-        settings = deployment(options, target_model=_TARGET, selection={"min_prompt_tokens": 128})
+    own = options.smoke or options.config is not None
+    settings = deployment(
+        options,
+        target_model=None if own else _TARGET,
+        selection={"min_prompt_tokens": 128} | ({} if own else {"keep_rate": _KEEP_RATE}),
+    )
     model = settings.target.model
     folder = resolve_model(model, progress.console.print)
     ways = (Way("dense", 1.0), Way("sparse", settings.selection.keep_rate))
+    seconds = options.seconds / _PLANNED_RUNS
     with TritonServer(settings) as server:
         endpoint = TritonEndpoint(server.grpc_url)
         alone = {way.name: _alone(endpoint, way) for way in ways}
         bound = _BOUND * statistics.median(alone["dense"])
-        busy = 1 / statistics.mean(alone["dense"])
-        requests = _requests_per_run(options, busy)
         unfinished: list[str] = []
         objective = Objective({("ttft", _PERCENT): bound})
         runs: list[dict[str, Any]] = []
-        waiting = {way: _ladder(busy, statistics.mean(alone[way.name])) for way in ways}
+        waiting = {
+            way: [share / statistics.mean(alone[way.name]) for share in _SHARES] for way in ways
+        }
         started = time.perf_counter()
         task = progress.add_task("rates", total=sum(map(len, waiting.values())))
         while any(waiting.values()):
@@ -87,6 +93,7 @@ def measure(options: Options, progress: Progress) -> dict[str, Any]:
                     continue
                 rate = rates.pop(0)
                 progress.update(task, description=f"{way.name}, {rate:.3f}/s")
+                requests = max(_FEWEST, round(rate * seconds))
                 plan = LoadPlan(rate=rate, requests=requests, timeout_seconds=20 * bound, warmup=0)
                 report = run(endpoint, _queries(requests, way), plan)
                 broken = objective.broken_by(report)
@@ -102,7 +109,6 @@ def measure(options: Options, progress: Progress) -> dict[str, Any]:
         "bound_seconds": bound,
         "bound_multiple": _BOUND,
         "percent": _PERCENT,
-        "requests_per_rate": requests,
         "alone": {name: statistics.median(values) for name, values in alone.items()},
         "runs": runs,
         "highest": {
@@ -123,25 +129,6 @@ def _alone(endpoint: TritonEndpoint, way: Way) -> list[float]:
         report = run(endpoint, [query], LoadPlan(rate=1.0, requests=1, warmup=0))
         seconds.append(report.percentile("ttft", 50))
     return seconds
-
-
-def _ladder(busy: float, alone: float) -> list[float]:
-    """Return the rates to try, from half of what one way could serve without any gap.
-
-    Args:
-        busy: requests per second that dense requests without gaps would come at.
-        alone: mean seconds of this way's requests without load.
-    """
-    rates = [multiple * busy for multiple in _RATES]
-    lower = sum(rate <= 0.5 / alone for rate in rates)
-    return rates[max(0, lower - 1) :]
-
-
-def _requests_per_run(options: Options, busy: float) -> int:
-    """Spread the time over four rates of each way, from half of its capacity to above it."""
-    if options.smoke:
-        return 3
-    return max(_FEWEST, min(_MOST, math.floor(options.seconds * busy / 8)))
 
 
 def _queries(number: int, way: Way) -> list[Query]:
@@ -170,6 +157,7 @@ def _row(way: Way, report: Report, broken: str | None) -> dict[str, Any]:
     return {
         "way": way.name,
         "rate": report.plan.rate,
+        "requests": report.plan.requests,
         "sent_rate": report.sent_rate if math.isfinite(report.sent_rate) else None,
         "ttft_p50": percentile(50),
         "ttft_p90": percentile(_PERCENT),

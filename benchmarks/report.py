@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes docs/benchmarks.md and its plots from the results; a figure without a result says so."""
+"""Writes docs/benchmarks.md and its plots from the results."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Result = Mapping[str, Any]
 
 
 def write_page(results: Path, page: Path, images: Path) -> Path:
-    """Write the page and its plots.
+    """Write the page and its plots; a figure without a result keeps its section of the page.
 
     Args:
         results: folder of the JSON files.
@@ -49,12 +49,12 @@ def write_page(results: Path, page: Path, images: Path) -> Path:
     page.parent.mkdir(parents=True, exist_ok=True)
     images.mkdir(parents=True, exist_ok=True)
     parts = [_INTRODUCTION]
+    earlier = _sections_of(page)
     for name in FIGURES:
-        result = read_result(results, name)
-        parts.append(f"\n## {load_figure(name).TITLE}\n")
+        result, title = read_result(results, name), load_figure(name).TITLE
+        parts.append(f"\n## {title}\n")
         if result is None:
-            image_path(images, name).unlink(missing_ok=True)
-            parts.append(f"Not measured yet: `specprefill bench {name}`.\n")
+            parts.append(earlier.get(title, f"Not measured yet: `specprefill bench {name}`.\n"))
             continue
         plot = getattr(plots, name, None)
         if plot is not None:
@@ -66,6 +66,15 @@ def write_page(results: Path, page: Path, images: Path) -> Path:
     parts += _paper()
     page.write_text("\n".join(parts))
     return page
+
+
+def _sections_of(page: Path) -> dict[str, str]:
+    """Return the sections of an earlier page by their titles."""
+    if not page.is_file():
+        return {}
+    _, *sections = page.read_text().split("\n## ")
+    parted = (section.partition("\n") for section in sections)
+    return {title: text.strip("\n") + "\n" for title, _, text in parted}
 
 
 def image_path(images: Path, name: str) -> Path:
@@ -158,13 +167,51 @@ def _targets(data: Result) -> list[str]:
         )
         for row in data["rows"]
     ]
+    return [table(header, rows)]
+
+
+def _all_targets(data: Result) -> list[str]:
     return [
         'The draft "early exit" is that of `configs/smollm2-cpu.yaml` (first layers, int8, local '
         'attention, nothing decoded), "look-ahead" that of `configs/smollm2-paper.yaml` (all '
         "layers, 8 look-ahead steps). Grown targets answer exactly as the embedded model at a "
         "multiple of its decoder's cost; `shape:` targets have the published shape and random "
         "weights: their times are real, their answers mean nothing.\n",
-        table(header, rows),
+        *_targets(data),
+    ]
+
+
+def _largest(data: Result) -> list[str]:
+    return [
+        f"Keep rate {data['rows'][0]['keep_rate']:g}. The drafts are those above, and the early "
+        "exit after 16 layers.\n",
+        *_targets(data),
+    ]
+
+
+def _operators(data: Result) -> list[str]:
+    from benchmarks.operators import ATTENTION, LINEAR, OTHER, OUTSIDE
+
+    def beside_ideal(row: Mapping[str, Any], part: str) -> str:
+        return f"{row['parts'][part]:.2f} ({row['ideal'][part]:.2f})"
+
+    rows = [
+        (
+            row["run"],
+            f"{row['tokens']:,}",
+            f"{row['seconds']:.2f}",
+            beside_ideal(row, LINEAR),
+            beside_ideal(row, ATTENTION),
+            f"{row['parts'][OTHER]:.2f}",
+            f"{row['parts'][OUTSIDE]:.2f}",
+        )
+        for row in data["rows"]
+    ]
+    return [
+        "Seconds of one run under torch's profiler, and in parentheses the ideal ones. Other "
+        "operators are norms, activations, rotary embedding, copies and scoring; outside is "
+        "Python.\n",
+        table(("run", "tokens", "all", LINEAR, ATTENTION, OTHER, OUTSIDE), rows),
     ]
 
 
@@ -235,6 +282,7 @@ def _qps(data: Result) -> list[str]:
         (
             row["way"],
             f"{row['rate']:.3f}",
+            f"{row['requests']}",
             number(row["ttft_p50"]),
             number(row["ttft_p90"]),
             "held" if row["broken"] is None else row["broken"],
@@ -254,11 +302,11 @@ def _qps(data: Result) -> list[str]:
     remark = f" ({data['remark']})" if data["remark"] else ""
     return [
         f"Target {data['target']}{remark}, keep rate {data['keep_rate']:g}; open-loop Poisson "
-        f"arrivals, {data['requests_per_rate']} requests of mixed lengths per rate, the same for "
-        f"both ways. Objective: p{data['percent']} of TTFT up to {data['bound_seconds']:.1f} s, "
+        "arrivals of prompts of mixed lengths, every rate for the same time. Objective: "
+        f"p{data['percent']} of TTFT up to {data['bound_seconds']:.1f} s, "
         f"{data['bound_multiple']:g} times the dense median without load "
         f"({data['alone']['dense']:.1f} s; sparse {data['alone']['sparse']:.1f} s).\n",
-        table(("way", "requests/s", "TTFT p50", "TTFT p90", "objective"), rows),
+        table(("way", "requests/s", "requests", "TTFT p50", "TTFT p90", "objective"), rows),
         f"{told}\n",
     ]
 
@@ -341,8 +389,10 @@ def _paper() -> list[str]:
 
 _SECTIONS: dict[str, Callable[[Result], list[str]]] = {
     "ttft": _ttft,
-    "targets": _targets,
+    "targets": _all_targets,
+    "largest": _largest,
     "breakdown": _breakdown,
+    "operators": _operators,
     "scoring": _scoring,
     "qps": _qps,
     "decode": _decode,

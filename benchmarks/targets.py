@@ -10,12 +10,14 @@ from __future__ import annotations
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from rich.progress import Progress
 from specprefill.embedded_model import resolve_model
 from specprefill.model_sources.cache import remark
 from specprefill.server import TritonServer
+from specprefill.settings import Settings
 
 from benchmarks.deployments import deployment, pipeline, tiny_model
 from benchmarks.first_token import in_process, served
@@ -27,8 +29,13 @@ from benchmarks.rounds import Cell, run_rounds
 
 TITLE = "Targets larger than their draft"
 
-EARLY_EXIT, LOOK_AHEAD = "early exit", "look-ahead"
-_CONFIGS = {EARLY_EXIT: "smollm2-cpu.yaml", LOOK_AHEAD: "smollm2-paper.yaml"}
+EARLY_EXIT, SIXTEEN, LOOK_AHEAD = "early exit", "16 layers", "look-ahead"
+# Draft -> configuration, and what of its draft is different.
+_DRAFTS: dict[str, tuple[str, dict[str, Any]]] = {
+    EARLY_EXIT: ("smollm2-cpu.yaml", {}),
+    SIXTEEN: ("smollm2-cpu.yaml", {"layers": 16, "score_layers": [8, 15]}),
+    LOOK_AHEAD: ("smollm2-paper.yaml", {}),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +47,8 @@ class Target:
         prompt_tokens: about this many.
         drafts: drafts to pair it with.
         share: of the figure's time.
-        served: also through Triton, with the early-exit draft.
+        served: also through Triton, with the first draft.
+        keep_rate: None: as configured.
     """
 
     model: str
@@ -48,6 +56,7 @@ class Target:
     drafts: tuple[str, ...]
     share: float
     served: bool = False
+    keep_rate: float | None = None
 
 
 TARGETS = (
@@ -68,17 +77,19 @@ def measure(options: Options, progress: Progress) -> dict[str, Any]:
         targets = (Target(own, 4000, ("own",), 1.0),)
     rows = []
     for target in targets:
-        rows += _measure_target(target, options, progress)
+        rows += measure_target(target, options, progress)
     return {"rows": rows}
 
 
-def _measure_target(target: Target, options: Options, progress: Progress) -> list[dict[str, Any]]:
+def measure_target(target: Target, options: Options, progress: Progress) -> list[dict[str, Any]]:
+    """Measure one target with its drafts; dense and all drafts share every round.
+
+    Returns:
+        One row per draft.
+    """
     folder = resolve_model(target.model, progress.console.print)
     messages = messages_of_about(target.prompt_tokens, folder)
-    settings = {
-        draft: deployment(options, config=_CONFIGS.get(draft), target_model=str(folder))
-        for draft in target.drafts
-    }
+    settings = {draft: _deployment(options, draft, target, folder) for draft in target.drafts}
     ideals = {draft: ideal_of(chosen, options) for draft, chosen in settings.items()}
     first = target.drafts[0]
     with ExitStack() as loaded:
@@ -105,6 +116,7 @@ def _measure_target(target: Target, options: Options, progress: Progress) -> lis
             "target": target.model if not options.smoke else "tiny",
             "remark": remark(folder),
             "draft_kind": draft,
+            "keep_rate": settings[draft].selection.keep_rate,
             "prompt_tokens": prompt,
             "kept_tokens": kept,
             "dense": spread(dense),
@@ -121,3 +133,11 @@ def _measure_target(target: Target, options: Options, progress: Progress) -> lis
             row["served_ratio"] = ratios(served_dense, samples[f"{draft}, served"]["ttft"])
         rows.append(row)
     return rows
+
+
+def _deployment(options: Options, draft: str, target: Target, folder: Path) -> Settings:
+    config, changes = _DRAFTS.get(draft, (None, {}))
+    keep_rate = {} if target.keep_rate is None else {"keep_rate": target.keep_rate}
+    return deployment(
+        options, config, str(folder), draft={} if options.smoke else changes, selection=keep_rate
+    )

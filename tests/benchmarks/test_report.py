@@ -79,6 +79,14 @@ def test_without_results_every_figure_says_so(tmp_path):
     assert not list(tmp_path.glob("*.png"))
 
 
+def test_a_figure_without_a_result_keeps_its_section(tmp_path):
+    page = tmp_path / "page.md"
+    write(tmp_path, "targets", TARGETS)
+    before = write_page(tmp_path, page, tmp_path / "images").read_text()
+    (tmp_path / "targets.json").unlink()
+    assert write_page(tmp_path, page, tmp_path / "images").read_text() == before
+
+
 def test_a_result_becomes_a_row_with_medians_extremes_and_share_of_the_ideal(tmp_path):
     write(tmp_path, "targets", TARGETS)
     text = write_page(tmp_path, tmp_path / "page.md", tmp_path / "images").read_text()
@@ -161,17 +169,8 @@ def test_the_command_line_has_the_benchmarks():
     assert "--peer-python" in outcome.output
 
 
-def test_each_way_is_tried_from_half_of_what_it_could_serve():
-    from benchmarks.qps import _ladder
-
-    busy = 0.2  # dense requests of 5 s
-    assert _ladder(busy, 5.0)[0] == pytest.approx(0.5 * busy)
-    assert _ladder(busy, 2.0)[0] == pytest.approx(1.0 * busy)  # half of 0.5/s is 1.25 x busy
-    assert _ladder(busy, 50.0)[0] == pytest.approx(0.5 * busy)  # never below the lowest
-
-
 def test_a_plan_for_rates_shows_both_ways_and_the_gain(tmp_path):
-    run = {"sent_rate": 0.2, "ttft_p50": 4.0, "counts": {"ok": 10}, "broken": None}
+    run = {"sent_rate": 0.2, "requests": 10, "ttft_p50": 4.0, "counts": {"ok": 10}, "broken": None}
     data = {
         "target": "grown:smollm2-x4",
         "remark": "grown x4",
@@ -179,7 +178,6 @@ def test_a_plan_for_rates_shows_both_ways_and_the_gain(tmp_path):
         "bound_seconds": 18.0,
         "bound_multiple": 4.0,
         "percent": 90,
-        "requests_per_rate": 10,
         "alone": {"dense": 4.5, "sparse": 2.0},
         "runs": [
             {**run, "way": "dense", "rate": 0.11, "ttft_p90": 9.0},
@@ -196,4 +194,4 @@ def test_a_plan_for_rates_shows_both_ways_and_the_gain(tmp_path):
     text = write_page(tmp_path, tmp_path / "page.md", tmp_path).read_text()
     assert "dense 0.110, sparse 0.220 requests per second, 2.00 times." in text
     assert "The time ended before dense broke it." in text
-    assert "| sparse | 0.440 | 4.0 s | - | 2 timeouts" in text
+    assert "| sparse | 0.440 | 10 | 4.0 s | - | 2 timeouts" in text
