@@ -383,7 +383,9 @@ def evaluate(
     data: Annotated[Path | None, typer.Option(help="Folder of LongBench's JSONL files.")] = None,
     variants: Annotated[
         list[str] | None,
-        typer.Option(help="scorers, choices, budgets, a .yaml file, or name=value,name=value."),
+        typer.Option(
+            help="scorers, choices, budgets, segments, a .yaml file, or name=value,name=value."
+        ),
     ] = None,
     samples: Annotated[
         int | None, typer.Option(min=1, help="Prompts per class and length, or per data set.")

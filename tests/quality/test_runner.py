@@ -89,6 +89,17 @@ def test_the_evidence_kept_is_that_of_the_selection(tiny_settings, samples, tmp_
     assert 0 < shares[2] < 1
 
 
+def test_the_oracle_keeps_the_answer_within_the_budget(tiny_settings, samples, tmp_path):
+    spare = {"scorer": "none", "keep_rate": 0.2, "chunk_size": 16}
+    variants = [Variant("none", spare), Variant("oracle", spare, oracle=True)]
+    _, none, oracle = Runner(tiny_settings, Cache(tmp_path)).run(samples[0], variants)
+    assert none.evidence_kept is not None
+    assert none.evidence_kept < 1
+    assert oracle.evidence_kept == 1.0
+    # The answer is paid for; what is left of a chunk may come on top.
+    assert abs(oracle.kept_tokens - none.kept_tokens) <= 16
+
+
 def test_a_second_run_loads_no_model(tiny_settings, samples, outcomes, folder, monkeypatch):
     def refuse(*_):
         raise AssertionError("a model was loaded")

@@ -3,7 +3,7 @@ from typing import get_args
 
 import pytest
 from specprefill.errors import ConfigurationError, InvalidRequestError
-from specprefill.quality.variant import SETS, read_variants
+from specprefill.quality.variant import KEEP_RATES, SETS, read_variants
 from specprefill.settings import SelectionSettings, Settings
 
 BASE = Settings()
@@ -12,8 +12,8 @@ BASE = Settings()
 @pytest.mark.parametrize("name", SETS)
 def test_the_sets_are_valid_and_differ(name):
     variants = read_variants([name], BASE)
-    settings = {variant.settings(BASE).model_dump_json() for variant in variants}
-    assert len(settings) == len(variants)
+    ways = {(variant.settings(BASE).model_dump_json(), variant.oracle) for variant in variants}
+    assert len(ways) == len(variants)
 
 
 def test_every_scorer_is_compared():
@@ -33,6 +33,19 @@ def test_the_papers_rule_reads_the_whole_draft():
     assert settings.selection.scorer == "lookahead"
 
 
+def test_the_oracle_has_every_budget_and_asks_no_draft():
+    oracles = [v for v in read_variants(["scorers"], BASE) if v.oracle]
+    assert [v.settings(BASE).selection.keep_rate for v in oracles] == list(KEEP_RATES)
+    assert {v.settings(BASE).selection.scorer for v in oracles} == {"none"}
+
+
+def test_segments_are_compared_with_the_prompt_read_at_once():
+    base = Settings.model_validate({"draft": {"attention_window": 512, "segment_tokens": 2048}})
+    drafts = [v.settings(base).draft for v in read_variants(["segments"], base)]
+    assert [d.segment_tokens for d in drafts] == [None, None, 512, 512, 1024, 1024]
+    assert [d.attention_window for d in drafts] == [512, None, 512, 512, 512, 512]
+
+
 def test_inline_and_file_variants(tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text("- label: early@0.1\n  selection: {keep_rate: 0.1}\n  draft: {layers: 8}\n")
@@ -47,7 +60,7 @@ def test_inline_and_file_variants(tmp_path):
 @pytest.mark.parametrize(
     ("name", "error", "message"),
     [
-        ("nothing", ConfigurationError, "allowed: scorers, choices, budgets"),
+        ("nothing", ConfigurationError, "allowed: scorers, choices, budgets, segments,"),
         ("keep_rate=2", InvalidRequestError, "keep_rate: got 2"),
         ("draft.layers=0", ConfigurationError, "variant draft.layers=0"),
         ("no_setting=1", InvalidRequestError, "unknown setting"),

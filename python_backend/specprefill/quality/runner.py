@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,7 @@ from specprefill.quality.probe import TargetProbe, divergence
 from specprefill.quality.remembering_speculator import RememberingSpeculator
 from specprefill.quality.sample import Sample
 from specprefill.quality.variant import DENSE, Variant
-from specprefill.selection import Selection, keep_all
+from specprefill.selection import Selection, keep_all, runs
 from specprefill.settings import Settings
 from specprefill.text_stream import TextStream
 from specprefill.tokenizer import load_tokenizer
@@ -95,6 +95,11 @@ class Runner:
         for variant in variants:
             settings = variant.settings(self._settings)
             chosen_prompt = self._encode(sample, settings)
+            if variant.oracle:
+                answer = runs(np.flatnonzero(evidence).astype(np.int32))
+                chosen_prompt = replace(
+                    chosen_prompt, protected=(*chosen_prompt.protected, *answer)
+                )
             speculator = self._speculator(settings)
             speculation = speculator.speculate(chosen_prompt, settings.selection)
             if speculation.draft_failed:

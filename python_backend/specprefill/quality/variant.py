@@ -30,7 +30,12 @@ _PAPER_RULE = {
     "pool_kernel": 13,
     "pooling": "avg",
     "chunk_size": 32,
+    "chunk_borders": "fixed",
 }
+
+
+# Name, selection overrides, draft overrides.
+_Change = tuple[str, dict[str, Any], dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +46,14 @@ class Variant:
         label: names it in tables; variants whose labels agree up to "@" share a curve.
         selection: overrides of the selection settings.
         draft: overrides of the draft settings.
+        oracle: the tokens that hold the answer are kept, which no deployment could know. Tells
+            what the target loses to gaps from what a rule missed; no upper bound of any rule.
     """
 
     label: str
     selection: Mapping[str, Any] = field(default_factory=dict)
     draft: Mapping[str, Any] = field(default_factory=dict)
+    oracle: bool = False
 
     @property
     def curve(self) -> str:
@@ -68,23 +76,30 @@ class Variant:
 
 
 def scorers(base: Settings) -> list[Variant]:
-    """Every scoring rule at every keep rate, and the paper's rule on the whole draft."""
+    """Every scoring rule at every keep rate, the paper's rule on the whole draft, and the oracle.
+
+    The oracle keeps the tokens that hold the answer, and evenly spaced chunks for the rest.
+    """
     names = get_args(SelectionSettings.model_fields["scorer"].annotation)
     # The paper's own rule reads deep layers and decodes: it is compared as it was published.
     rules: dict[str, tuple[dict[str, Any], dict[str, Any]]]
     rules = {name: ({"scorer": name}, {}) for name in names if name != "lookahead"}
     rules["paper"] = (_PAPER_RULE, _WHOLE_DRAFT)
-    return [
+    compared = [
         Variant(f"{name}@{rate:g}", {**selection, "keep_rate": rate}, draft)
         for name, (selection, draft) in rules.items()
         for rate in KEEP_RATES
     ]
+    ceiling = [
+        Variant(f"oracle@{rate:g}", {"scorer": "none", "keep_rate": rate}, oracle=True)
+        for rate in KEEP_RATES
+    ]
+    return [*compared, *ceiling]
 
 
 def choices(base: Settings) -> list[Variant]:
     """One setting away from the deployment's own at its keep rate, or two that go together."""
-    rate = base.selection.keep_rate
-    changes: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    changes: list[_Change] = [
         ("as configured", {}, {}),
         *((f"scorer {name}", {"scorer": name}, {}) for name in ("zscore", "window")),
         ("scorer window, chunk 16", {"scorer": "window", "chunk_size": 16}, {}),
@@ -93,18 +108,16 @@ def choices(base: Settings) -> list[Variant]:
         *((f"pool_kernel {n}", {"pool_kernel": n}, {}) for n in (1, 33)),
         *((f"chunk_size {n}", {"chunk_size": n}, {}) for n in (16, 64)),
         ("neighbours 1", {"neighbours": 1}, {}),
-        ("borders sentence", {"chunk_borders": "sentence"}, {}),
+        *(
+            (f"borders {kind}", {"chunk_borders": kind}, {})
+            for kind in ("fixed", "line", "sentence")
+        ),
         *((f"coverage {share}", {"coverage": share}, {}) for share in (0.25, 0.5)),
         ("whole attention", {}, {"attention_window": None}),
         ("weights as dtype", {}, {"weights": "as_dtype"}),
         ("paper", _PAPER_RULE, _WHOLE_DRAFT),
     ]
-    variants: dict[str, Variant] = {}
-    for name, selection, draft in changes:
-        variant = Variant(f"{name}@{rate:g}", {"keep_rate": rate, **selection}, draft)
-        # A change to what is configured already is no change.
-        variants.setdefault(variant.settings(base).model_dump_json(), variant)
-    return list(variants.values())
+    return _changed(base, changes)
 
 
 def budgets(base: Settings) -> list[Variant]:
@@ -121,7 +134,21 @@ def budgets(base: Settings) -> list[Variant]:
     return [*fixed, *tokens, *mass, *threshold]
 
 
-SETS = {"scorers": scorers, "choices": choices, "budgets": budgets}
+def segments(base: Settings) -> list[Variant]:
+    """The prompt read at once, and in segments with a long and a short tail behind each."""
+    changes: list[_Change] = [
+        ("at once", {}, {"segment_tokens": None}),
+        ("at once, whole attention", {}, {"segment_tokens": None, "attention_window": None}),
+        *(
+            (f"segments {tokens}, tail {tail}", {"protect_last": tail}, {"segment_tokens": tokens})
+            for tokens in (512, 1024)
+            for tail in (32, 128)
+        ),
+    ]
+    return _changed(base, changes)
+
+
+SETS = {"scorers": scorers, "choices": choices, "budgets": budgets, "segments": segments}
 
 
 def read_variants(names: Sequence[str], base: Settings) -> list[Variant]:
@@ -154,6 +181,16 @@ def read_variants(names: Sequence[str], base: Settings) -> list[Variant]:
     for variant in variants:
         variant.settings(base)
     return variants
+
+
+def _changed(base: Settings, changes: Sequence[_Change]) -> list[Variant]:
+    rate = base.selection.keep_rate
+    variants: dict[str, Variant] = {}
+    for name, selection, draft in changes:
+        variant = Variant(f"{name}@{rate:g}", {"keep_rate": rate, **selection}, draft)
+        # A change to what is configured already is no change.
+        variants.setdefault(variant.settings(base).model_dump_json(), variant)
+    return list(variants.values())
 
 
 def _inline(text: str) -> Variant:
