@@ -75,7 +75,9 @@ def test_every_step_equals_one_forward_at_the_original_positions(
     seen = []
     take = Sequence.take_logits
     monkeypatch.setattr(
-        Sequence, "take_logits", lambda self, row: (seen.append(row.clone()), take(self, row))[1]
+        Sequence,
+        "take_logits",
+        lambda self, row, normalizer: (seen.append(row.clone()), take(self, row, normalizer))[1],
     )
     tokens, kept = ids(length), pruned(length)
     generated = tokens_of(target.submit(request(tokens, kept)))

@@ -16,6 +16,7 @@ from specprefill.errors import ConfigurationError, EngineError, RequestCancelled
 from specprefill.observer import AttentionObserver
 from specprefill.settings import DraftSettings
 from specprefill.torch_engine.causal_lm import attention, load_causal_lm, stop_token_ids
+from specprefill.torch_engine.few_rows_linear import speed_up_few_rows
 from specprefill.torch_engine.int8_linear import quantize_linears
 from specprefill.torch_engine.kernels import causal_attention, windowed_attention
 from specprefill.torch_engine.kv_cache import KVCache
@@ -58,6 +59,7 @@ class TorchDraft(DraftEngine):
                 )
         if settings.weights == "int8":
             quantize_linears(self._model)
+        speed_up_few_rows(self._model)
         self._stop_ids = stop_token_ids(self._model)
 
     @property

@@ -41,7 +41,12 @@ class Sequence:
     @property
     def prefilling(self) -> bool:
         """True until the whole prompt is in the cache."""
-        return self.cache.length < len(self.prompt_ids)
+        return self.remaining > 0
+
+    @property
+    def remaining(self) -> int:
+        """Prompt tokens that are not yet in the cache."""
+        return max(0, len(self.prompt_ids) - self.cache.length)
 
     def start(self) -> None:
         """Note that the prefill begins."""
@@ -57,11 +62,12 @@ class Sequence:
         token = self.prompt_ids.new_tensor([self._generated[-1]])
         return token, token.new_tensor([position])
 
-    def take_logits(self, logits: torch.Tensor) -> None:
+    def take_logits(self, logits: torch.Tensor, normalizer: float) -> None:
         """Choose and emit the next token.
 
         Args:
             logits: float32 [vocabulary] of the last token that was run.
+            normalizer: log of the sum of their exponentials.
         """
         settings = self.request.sampling
         adjusted = sampling.penalize(
@@ -85,7 +91,7 @@ class Sequence:
             self.finish(GenerationStep(None, 0.0, FinishReason.STOP, queue_ms, prefill_ms))
             return
         self._generated.append(token)
-        log_prob = float(logits[token] - torch.logsumexp(logits, dim=-1))
+        log_prob = float(logits[token]) - normalizer
         if len(self._generated) == settings.max_tokens:
             step = GenerationStep(token, log_prob, FinishReason.LENGTH, queue_ms, prefill_ms)
             self.finish(step)

@@ -16,6 +16,7 @@ from specprefill.settings import TargetSettings
 from specprefill.target.base import GenerationRequest, GenerationStep, TargetEngine
 from specprefill.target.sequence import Sequence
 from specprefill.torch_engine.causal_lm import attention, load_causal_lm, stop_token_ids
+from specprefill.torch_engine.few_rows_linear import speed_up_few_rows
 from specprefill.torch_engine.kernels import causal_attention, windowed_attention
 
 _log = logging.getLogger(__name__)
@@ -24,8 +25,9 @@ _log = logging.getLogger(__name__)
 class TorchTarget(TargetEngine):
     """Runs all sequences in flight as one flat batch of tokens per step.
 
-    Each step holds one token of every decoding sequence and one chunk of the oldest prompt that
-    is not yet in the cache, so a long prefill holds up running streams for one chunk at most.
+    Each step holds one token of every decoding sequence and at most one chunk of prompt tokens: a
+    chunk of the oldest prompt that is not yet in the cache, and later prompts that fit beside it
+    whole. So a long prefill holds up running streams for one chunk at most.
     """
 
     def __init__(
@@ -40,6 +42,7 @@ class TorchTarget(TargetEngine):
         self._model = load_causal_lm(
             folder, settings.dtype, settings.device, trust_remote_code=trust_remote_code
         )
+        speed_up_few_rows(self._model)
         self._stop_token_ids = stop_token_ids(self._model)
         self._wake = threading.Condition()
         self._waiting: collections.deque[Sequence] = collections.deque()
@@ -141,13 +144,14 @@ class TorchTarget(TargetEngine):
 
     @torch.inference_mode()
     def _step(self, running: list[Sequence]) -> None:
-        """Run one flat batch: a token of each decoding sequence and one prompt chunk."""
+        """Run one flat batch: a token of each decoding sequence and one chunk of prompts."""
         batch = [sequence for sequence in running if not sequence.prefilling]
-        batch += [sequence for sequence in running if sequence.prefilling][:1]
+        batch += self._prompts_of_a_chunk([s for s in running if s.prefilling])
         if not batch:
             return
-        if batch[-1].prefilling and batch[-1].cache.length == 0:
-            batch[-1].start()
+        for sequence in batch:
+            if sequence.cache.length == 0:
+                sequence.start()
         inputs = [s.next_inputs(self._settings.prefill_chunk_tokens) for s in batch]
         lengths = [len(tokens) for tokens, _ in inputs]
         last = torch.tensor(lengths).cumsum(0) - 1  # [sequences], last token of each in the batch
@@ -166,12 +170,23 @@ class TorchTarget(TargetEngine):
         for sequence, n in zip(batch, lengths, strict=True):
             sequence.cache.advance(n)
         logits = output.logits[0].float()  # [len(yields), vocabulary]
+        normalizers = torch.logsumexp(logits, dim=-1).tolist()
         for row, index in enumerate(yields):
             try:
-                batch[index].take_logits(logits[row])
+                batch[index].take_logits(logits[row], normalizers[row])
             except Exception as error:
                 # What one request's sampling settings make of the logits is its own matter.
                 batch[index].finish(EngineError(f"choosing a token failed: {error}"))
+
+    def _prompts_of_a_chunk(self, prefilling: list[Sequence]) -> list[Sequence]:
+        """Choose the oldest prompt, and later ones that fit whole into what its chunk leaves."""
+        chosen = prefilling[:1]
+        room = self._settings.prefill_chunk_tokens - sum(s.remaining for s in chosen)
+        for sequence in prefilling[1:]:
+            if sequence.remaining <= room:
+                chosen.append(sequence)
+                room -= sequence.remaining
+        return chosen
 
 
 class _FlatBatch:
