@@ -14,6 +14,7 @@ from specprefill.settings import SelectionSettings
 
 from benchmarks import plots
 from benchmarks.figures import FIGURES, load_figure
+from benchmarks.goals import GOALS, judge
 from benchmarks.results import read_result
 
 _INTRODUCTION = """\
@@ -63,6 +64,7 @@ def write_page(results: Path, page: Path, images: Path) -> Path:
             parts.append(f"![{load_figure(name).TITLE}]({link.as_posix()})\n")
         parts += _SECTIONS[name](result["data"])
         parts.append(_provenance(result))
+    parts += _goals(results)
     parts += _paper()
     page.write_text("\n".join(parts))
     return page
@@ -365,6 +367,20 @@ def _peers(data: Result) -> list[str]:
     ]
     lines += [f"{name} was not measured: {reason}\n" for name, reason in data["missing"].items()]
     return lines
+
+
+def _goals(results: Path) -> list[str]:
+    rows = []
+    for goal in GOALS:
+        result = read_result(results, goal.figure)
+        measured, reached = judge(goal, result["data"] if result else None)
+        rows.append((goal.text, load_figure(goal.figure).TITLE, measured, reached))
+    return [
+        "\n## Goals\n",
+        'What this project set out to reach on two CPU cores. "Operators" and "Where the time '
+        'goes" show what stands in the way.\n',
+        table(("goal", "figure", "measured", "reached"), rows),
+    ]
 
 
 def _paper() -> list[str]:

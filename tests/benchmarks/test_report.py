@@ -99,6 +99,26 @@ def test_a_result_becomes_a_row_with_medians_extremes_and_share_of_the_ideal(tmp
     assert "no measurement" not in text
 
 
+def test_a_goal_is_judged_by_what_was_measured(tmp_path):
+    ratio = {"median": 4.9, "min": 4.9, "max": 4.9, "n": 1}
+    rows = [
+        TARGETS["rows"][0] | {"draft_kind": draft, "ratio": ratio, "keep_rate": 0.1}
+        for draft in ("16 layers", "look-ahead")
+    ]
+    write(tmp_path, "largest", {"rows": rows})
+    title = "A long prompt and a large target"
+    assert f"look-ahead draft: at least 5 x | {title} | 4.90 x | **no** |" in goals_of(tmp_path)
+    assert "| Where the time goes |  | not measured in this run |" in goals_of(tmp_path)
+    rows[1]["ratio"] = dict.fromkeys(("median", "min", "max"), 5.1) | {"n": 1}
+    write(tmp_path, "largest", {"rows": rows})
+    assert f"| {title} | 5.10 x | yes |" in goals_of(tmp_path)
+
+
+def goals_of(folder):
+    page = write_page(folder, folder / "page.md", folder).read_text()
+    return page[page.index("## Goals") : page.index("## The cost model")]
+
+
 def test_the_papers_ratios_lie_within_ten_percent_of_the_cost_model(tmp_path):
     text = write_page(tmp_path, tmp_path / "page.md", tmp_path).read_text()
     table = text[text.index("| kept |") :].splitlines()[2:6]
