@@ -34,7 +34,7 @@ lint: setup
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
-# About half an hour; figures measured in the last 12 hours are kept. BENCH=--help shows more.
+# About three quarters of an hour; figures measured in the last 12 hours are kept. BENCH=--help shows more.
 bench: setup
 	$(BIN)/python -m benchmarks $(BENCH)
 
