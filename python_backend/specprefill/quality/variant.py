@@ -90,11 +90,11 @@ def scorers(base: Settings) -> list[Variant]:
         for name, (selection, draft) in rules.items()
         for rate in KEEP_RATES
     ]
-    ceiling = [
+    oracles = [
         Variant(f"oracle@{rate:g}", {"scorer": "none", "keep_rate": rate}, oracle=True)
         for rate in KEEP_RATES
     ]
-    return [*compared, *ceiling]
+    return [*compared, *oracles]
 
 
 def choices(base: Settings) -> list[Variant]:
