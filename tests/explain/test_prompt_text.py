@@ -22,11 +22,18 @@ def test_the_parts_of_all_tokens_are_the_text(tokenizer, text, known):
     ids = np.asarray(tokenizer(text).input_ids, dtype=np.int32)
     # The model has no tokens for a few bytes: such a character is lost, to everyone.
     assume(known or tokenizer.decode(ids) == text)
+    assume(len(ids) or not text)
     found = find_text(tokenizer, ids, text if known else None)
     assert found.text == text
     assert found.exact
     assert "".join(parts(found)) == text
     assert len(found.cuts) == len(ids) + 1
+
+
+@pytest.mark.parametrize(("source", "exact"), [(None, True), ("", True), ("\x16", False)])
+def test_no_tokens_have_no_text(tokenizer, source, exact):
+    found = find_text(tokenizer, np.zeros(0, dtype=np.int32), source)
+    assert (found.text, found.cuts.tolist(), found.exact) == ("", [0], exact)
 
 
 def test_a_split_character_belongs_to_the_token_where_it_begins(tokenizer):

@@ -48,6 +48,8 @@ def find_text(
         tokens; and failing that, the tokens decoded one by one.
     """
     ids = token_ids.tolist()
+    if not ids:  # whatever the source was, no token stands for any of it
+        return PromptText("", np.zeros(1, dtype=np.int64), exact=not source)
     decoded = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
     for text in (decoded,) if source is None else (source, decoded):
         for special in (False, True):
