@@ -16,6 +16,7 @@ FIGURES = {
     "scoring": "time and memory of scoring",
     "qps": "requests per second under an objective",
     "decode": "decoding throughput and speed",
+    "startup": "seconds from start to ready",
     "memory": "the server's memory over many requests",
     "peers": "other engines with the same weights",
 }

@@ -23,7 +23,7 @@ class Goal:
         figure: the figure that tells.
         measured: reads the value from the figure's data; None if it is not in there.
         reached: judges the value.
-        unit: `x` for a ratio, `%` for a share.
+        unit: `x` for a ratio, `%` for a share, `s` or `ms`.
     """
 
     text: str
@@ -171,6 +171,13 @@ GOALS = (
         lambda value: value > 1,
         "x",
     ),
+    Goal(
+        "ready within 12 s of the start, files cached",
+        "startup",
+        lambda data: float(data["ready"]["median"]),
+        lambda value: value < 12,
+        "s",
+    ),
     Goal("`ensemble` adds less than 10 ms", "breakdown", _added, lambda value: value < 10, "ms"),
 )
 
@@ -180,5 +187,10 @@ def judge(goal: Goal, data: Data | None) -> tuple[str, str]:
     value = None if data is None else goal.measured(data)
     if value is None:
         return "", "not measured in this run"
-    text = {"%": f"{value:.0%}", "x": f"{value:.2f} x", "ms": f"{value:.1f} ms"}[goal.unit]
+    text = {
+        "%": f"{value:.0%}",
+        "x": f"{value:.2f} x",
+        "ms": f"{value:.1f} ms",
+        "s": f"{value:.1f} s",
+    }[goal.unit]
     return text, "yes" if goal.reached(value) else "**no**"

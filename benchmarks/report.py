@@ -337,6 +337,14 @@ def _decode(data: Result) -> list[str]:
     ]
 
 
+def _startup(data: Result) -> list[str]:
+    return [
+        f"Ready {value(data['ready'], 1, 's')} after the start, over {data['ready']['n']} starts "
+        "with the files in the page cache; the gate's measurement of both engines is part of it. "
+        f"The first answer's first token then takes {value(data['first_answer'], 2, 's')}.\n"
+    ]
+
+
 def _memory(data: Result) -> list[str]:
     gib = 2**30
     return [
@@ -412,6 +420,7 @@ _SECTIONS: dict[str, Callable[[Result], list[str]]] = {
     "scoring": _scoring,
     "qps": _qps,
     "decode": _decode,
+    "startup": _startup,
     "memory": _memory,
     "peers": _peers,
 }

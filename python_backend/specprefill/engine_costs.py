@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -58,6 +61,16 @@ def read_cost(folder: Path, role: str, engine: str | None = None) -> EngineCost 
     if not usable:
         raise ConfigurationError(f"gate.costs_folder: {path} holds a cost that is not positive")
     return cost if engine in (None, cost.engine) else None
+
+
+@contextmanager
+def measured_alone(folder: Path) -> Iterator[None]:
+    """Keep other processes from measuring at the same time: each would slow the other down."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".measuring").open("w") as lock:
+        # Released by the kernel when its process dies.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _path(folder: Path, role: str) -> Path:

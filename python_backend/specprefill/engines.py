@@ -12,7 +12,14 @@ from specprefill.break_even import BreakEvenGate, calibrate, draft_operations, o
 from specprefill.cost_model import prefill_pass
 from specprefill.draft.base import DraftEngine
 from specprefill.embedded_model import resolve_model
-from specprefill.engine_costs import DRAFT, TARGET, EngineCost, read_cost, write_cost
+from specprefill.engine_costs import (
+    DRAFT,
+    TARGET,
+    EngineCost,
+    measured_alone,
+    read_cost,
+    write_cost,
+)
 from specprefill.generator import Generator
 from specprefill.memory_plan import shape_of
 from specprefill.model_folder import read_config
@@ -90,16 +97,17 @@ def _keep_draft_cost(
     decodes = rule.look_ahead > 1
     single = {"look_ahead": 1} if decodes else {}
     one_step = make_rule(settings.selection.for_request(single))
-    per_operation = calibrate(
-        lambda tokens: _speculate_dummy(speculator, settings, tokens, **single),
-        lambda tokens: draft_operations(shape, settings.draft, one_step, tokens),
-        min(longest_tokens, settings.draft.segment_tokens or longest_tokens) // 2,
-    )
-    step_seconds = 0.0
-    if decodes:
-        every = _speculate_dummy(speculator, settings, _WARM_UP_TOKENS, ignore_eos=True)
-        first = _speculate_dummy(speculator, settings, _WARM_UP_TOKENS, **single)
-        step_seconds = max(0.0, every - first) / (rule.look_ahead - 1)
+    with measured_alone(folder):
+        per_operation = calibrate(
+            lambda tokens: _speculate_dummy(speculator, settings, tokens, **single),
+            lambda tokens: draft_operations(shape, settings.draft, one_step, tokens),
+            min(longest_tokens, settings.draft.segment_tokens or longest_tokens) // 2,
+        )
+        step_seconds = 0.0
+        if decodes:
+            every = _speculate_dummy(speculator, settings, _WARM_UP_TOKENS, ignore_eos=True)
+            first = _speculate_dummy(speculator, settings, _WARM_UP_TOKENS, **single)
+            step_seconds = max(0.0, every - first) / (rule.look_ahead - 1)
     write_cost(folder, DRAFT, EngineCost(name, per_operation, step_seconds))
 
 
@@ -157,11 +165,12 @@ def _keep_target_cost(
     if read_cost(folder, TARGET, name):
         return
     shape = shape_of(resolve_model(settings.target.model))
-    per_operation = calibrate(
-        lambda tokens: _prefill_dummy(generator, settings, tokens),
-        lambda tokens: operations(prefill_pass(shape, tokens)),
-        min(engine.context_length, engine.capacity) // 2,
-    )
+    with measured_alone(folder):
+        per_operation = calibrate(
+            lambda tokens: _prefill_dummy(generator, settings, tokens),
+            lambda tokens: operations(prefill_pass(shape, tokens)),
+            min(engine.context_length, engine.capacity) // 2,
+        )
     write_cost(folder, TARGET, EngineCost(name, per_operation))
 
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -7,7 +9,14 @@ from specprefill.break_even import BreakEvenGate, calibrate, draft_operations, o
 from specprefill.cause import Cause
 from specprefill.cost_model import prefill_pass
 from specprefill.draft.base import DraftEngine
-from specprefill.engine_costs import DRAFT, TARGET, EngineCost, read_cost, write_cost
+from specprefill.engine_costs import (
+    DRAFT,
+    TARGET,
+    EngineCost,
+    measured_alone,
+    read_cost,
+    write_cost,
+)
 from specprefill.errors import ConfigurationError, RequestCancelledError
 from specprefill.model_sources.shapes import PUBLISHED_SHAPES
 from specprefill.prompt import Prompt
@@ -67,14 +76,34 @@ def test_calibration_asks_a_fast_engine_for_more_tokens():
         return 0.01 + tokens * 1e-5  # a constant part that must not count
 
     per_token = calibrate(run, lambda tokens: tokens, longest_tokens=100_000)
-    assert asked == [256, 1024, 4096, 16384]
+    assert asked == [256, 1024, 4096, 16384, 16384, 16384]
     assert per_token == pytest.approx(1e-5, rel=0.1)
 
 
 def test_calibration_stays_within_the_longest_prompt():
     asked = []
     calibrate(lambda tokens: asked.append(tokens) or 1e-6, lambda tokens: tokens, 1500)
-    assert asked == [256, 1024]
+    assert asked == [256, 1024, 1024, 1024]
+
+
+def test_calibration_takes_the_run_that_was_disturbed_least():
+    seconds = iter([0.4, 0.2, 0.3])
+    assert calibrate(lambda tokens: next(seconds), lambda tokens: 2.0, 256) == 0.1
+
+
+def test_two_processes_do_not_measure_at_the_same_time(tmp_path):
+    other = (
+        "import sys, pathlib; from specprefill.engine_costs import measured_alone\n"
+        "with measured_alone(pathlib.Path(sys.argv[1])): print('measures', flush=True)"
+    )
+    with measured_alone(tmp_path):
+        process = subprocess.Popen(
+            [sys.executable, "-c", other, str(tmp_path)], stdout=subprocess.PIPE, text=True
+        )
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(2)
+    output, _ = process.communicate(timeout=60)
+    assert output == "measures\n"
 
 
 def test_costs_are_taken_for_their_own_engine_only(tmp_path):
