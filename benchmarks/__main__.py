@@ -39,7 +39,8 @@ _console = Console(soft_wrap=True)
 # Minutes of each figure; one round of every grid is measured even if it takes longer.
 _MINUTES = {
     "ttft": 5.2, "targets": 5.8, "largest": 5.5, "breakdown": 2.5,
-    "operators": 1.0, "scoring": 2.0, "qps": 11.0, "decode": 2.2, "startup": 1.0, "memory": 1.5, "peers": 3.2,
+    "operators": 1.0, "scoring": 2.0, "qps": 11.0, "decode": 2.2,
+    "startup": 1.0, "memory": 1.5, "peers": 3.2,
 }  # fmt: skip
 
 
