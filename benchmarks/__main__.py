@@ -38,9 +38,8 @@ _console = Console(soft_wrap=True)
 
 # Minutes of each figure; one round of every grid is measured even if it takes longer.
 _MINUTES = {
-    "ttft": 5.2, "targets": 5.8, "largest": 5.5, "breakdown": 2.5,
-    "operators": 1.0, "scoring": 2.0, "qps": 11.0, "decode": 2.2,
-    "startup": 1.0, "memory": 1.5, "peers": 3.2,
+    "ttft": 3.5, "targets": 3.5, "largest": 1.0, "breakdown": 1.5, "operators": 0.5,
+    "scoring": 1.5, "qps": 5.5, "decode": 1.5, "startup": 0.7, "memory": 1.2, "peers": 2.0,
 }  # fmt: skip
 
 

@@ -51,6 +51,8 @@ def _linear(
     inputs: int, outputs: int, dtype: torch.dtype, device: str, int8: bool, seconds: float
 ) -> float:
     """Multiply-adds per second of the widest linear layer over one chunk of a prompt."""
+    if int8:
+        dtype = torch.float32  # what the product takes; turning another dtype into it is no part
     layer = torch.nn.Linear(inputs, outputs, bias=False, device=device, dtype=dtype)
     multiply = Int8Linear(layer) if int8 else layer
     rows = torch.randn(_TOKENS, inputs, device=device, dtype=dtype)
