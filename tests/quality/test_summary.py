@@ -41,6 +41,26 @@ def test_a_class_that_dense_fails_has_nothing_to_retain():
     assert cell.retained_interval is None
 
 
+def test_relative_score_counts_what_dense_gets_wrong():
+    assert summary.relative(RUN, "x", ["a", "b"])[0] == 1.0
+    assert summary.relative(RUN, "x", ["b"]) == (1.0, 1.0, 1.0)
+    assert (
+        summary.relative([outcome("1", "dense", 0.0), outcome("1", "x", 1.0)], "x", ["a"]) is None
+    )
+
+
+def test_relative_scores_interval_holds_the_ratio():
+    run = []
+    for number in range(40):
+        run += [
+            outcome(str(number), "dense", float(number % 2)),
+            outcome(str(number), "x", float(number % 4 == 1 or number % 8 == 0)),
+        ]
+    ratio, low, high = summary.relative(run, "x", ["a"])
+    assert ratio == pytest.approx(15 / 20)
+    assert 0.2 < low < ratio < high < 1.6
+
+
 def test_times_and_measures():
     cell = summary.over_classes(RUN, ["a", "b"])["x"]
     assert cell.samples == 3

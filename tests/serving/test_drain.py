@@ -92,7 +92,7 @@ def test_answers_that_take_longer_than_the_bound_are_cut_off(serve):
     told = time.monotonic()
     served.process.send_signal(signal.SIGTERM)
     assert served.wait(10) == 1
-    assert 0.9 < time.monotonic() - told < 5
+    assert 0.9 < time.monotonic() - told < 8
     answer.join(5)
     assert answer.error is not None
     assert "ended before all answers were complete" in served.errors
@@ -110,7 +110,7 @@ def test_a_second_ctrl_c_ends_at_once(serve):
     told = time.monotonic()
     served.process.send_signal(signal.SIGINT)
     assert served.wait(10) == 1
-    assert time.monotonic() - told < 3
+    assert time.monotonic() - told < 6
     assert_nothing_left(served, everything)
 
 

@@ -151,7 +151,7 @@ class TestStepCalls:
         began = time.monotonic()
         with pytest.raises(StepUnavailableError, match="the process of 'draft' died"):
             StepCalls("entry").run("draft", never.wait)
-        assert time.monotonic() - began < 3
+        assert time.monotonic() - began < 10
         never.set()
 
     def test_a_step_that_is_dead_is_not_called(self, processes):

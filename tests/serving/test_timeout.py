@@ -26,7 +26,7 @@ def test_during_decode(server, model):
     started = time.monotonic()
     with pytest.raises(ServerError, match=r"timeout_ms: the answer was not complete after 1500 ms"):
         list(stream(server.grpc_url, model, **fields, timeout_ms=1500))
-    assert 1.4 < time.monotonic() - started < 6
+    assert 1.4 < time.monotonic() - started < 15
     assert metric(server, "specprefill_cancelled") == before + 1
     wait_until_idle(server)
 

@@ -60,8 +60,8 @@ def score_rows(evaluation: Evaluation) -> tuple[Row, list[Row]]:
 def retained_rows(evaluation: Evaluation) -> tuple[Row, list[Row]]:
     """Return header and rows: the share of dense's score that is kept, and the difference.
 
-    The last columns hold all classes but the aggregating ones together, and their difference from
-    the first variant, by a bootstrap over samples.
+    The last columns hold all classes but the aggregating ones together: the share retained, the
+    score over the dense score, and the score's difference from the first variant.
     """
     cells = summary.by_class(evaluation.outcomes)
     variants, tasks = variants_and_tasks(evaluation)
@@ -70,7 +70,7 @@ def retained_rows(evaluation: Evaluation) -> tuple[Row, list[Row]]:
     pruned = [variant for variant in variants if variant != DENSE]
     header = ["variant", *tasks]
     if found:
-        header += [_group_name(evaluation), f"score minus {pruned[0]}"]
+        header += [_group_name(evaluation), "score / dense score", f"score minus {pruned[0]}"]
     rows = []
     for variant in pruned:
         row = [variant, *(_percent(cells[variant, task].retained) for task in tasks)]
@@ -80,6 +80,8 @@ def retained_rows(evaluation: Evaluation) -> tuple[Row, list[Row]]:
             if value.retained_interval:
                 low, high = value.retained_interval
                 row[-1] += f" ({low:.0%}-{high:.0%})"
+            ratio = summary.relative(evaluation.outcomes, variant, found)
+            row.append("-" if ratio is None else "{:.0%} ({:.0%}-{:.0%})".format(*ratio))
             mean, low, high = summary.difference(evaluation.outcomes, variant, pruned[0], found)
             row.append(f"{mean:+.2f} ({low:+.2f} to {high:+.2f})" if variant != pruned[0] else "-")
         rows.append(row)

@@ -143,6 +143,38 @@ def difference(
     return statistics.fmean(gains), low, high
 
 
+def relative(
+    outcomes: Iterable[Outcome], variant: str, tasks: Sequence[str]
+) -> tuple[float, float, float] | None:
+    """Ratio of a variant's mean score to the dense one, with its 95 % interval.
+
+    Unlike `Cell.retained` it counts what the variant gets right that dense gets wrong, so it may
+    exceed 1. The interval is the percentile bootstrap over samples, with a fixed seed; resamples
+    that dense scores 0 on are left out.
+
+    Returns:
+        None where dense scores 0 on all samples.
+    """
+    scores: dict[str, dict[str, float]] = {variant: {}, DENSE: {}}
+    for outcome in outcomes:
+        if outcome.task in tasks and outcome.variant in scores:
+            scores[outcome.variant][outcome.sample] = outcome.score
+    pairs = [(score, scores[DENSE][name]) for name, score in scores[variant].items()]
+
+    def ratio(chosen: Sequence[tuple[float, float]]) -> float | None:
+        dense = sum(score for _, score in chosen)
+        return sum(score for score, _ in chosen) / dense if dense else None
+
+    whole = ratio(pairs)
+    if whole is None:
+        return None
+    draw = random.Random(0)
+    resampled = (ratio(draw.choices(pairs, k=len(pairs))) for _ in range(_RESAMPLES))
+    ratios = sorted(value for value in resampled if value is not None)
+    low, high = (ratios[round(share * (len(ratios) - 1))] for share in (0.025, 0.975))
+    return whole, low, high
+
+
 def _grouped(
     outcomes: list[Outcome], group: Callable[[Outcome], str]
 ) -> dict[tuple[str, str], Cell]:
