@@ -58,8 +58,17 @@ class Ideal:
 
 
 def ideal_of(settings: Settings, options: Options) -> Ideal:
-    """Measure the rates that a deployment's ideal times need; takes some seconds."""
+    """Measure the rates that a deployment's ideal times need; takes some seconds.
+
+    Called again, after a figure's rounds too, it keeps the best of all its measurements.
+    """
     seconds = 0.02 if options.smoke else 1.0
+    _measure(settings, seconds)
+    # Rates that both models share are the best found for either, so noise cannot set them apart.
+    return _measure(settings, 0.0)
+
+
+def _measure(settings: Settings, seconds: float) -> Ideal:
     target = find_shape(str(resolve_model(settings.target.model)))
     draft = find_shape(str(resolve_model(settings.draft.model)))
     rule = make_rule(settings.selection)

@@ -4,17 +4,22 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Callable
-from functools import lru_cache
 
 import torch
 from specprefill.cost_model import Rates
 from specprefill.memory_plan import ModelShape
 from specprefill.torch_engine.int8_linear import Int8Linear
+from specprefill.torch_engine.processor import keep_freed_memory
 from torch.nn.functional import linear, scaled_dot_product_attention
 
 _TOKENS = 1024
 _KEYS = 2048
+
+# What was measured -> the best rate so far. A shared machine is slow for minutes at times, so a
+# rate measured before the figure alone may be far from what the machine can do.
+_found: defaultdict[tuple[object, ...], float] = defaultdict(float)
 
 
 def measure_rates(
@@ -22,16 +27,17 @@ def measure_rates(
 ) -> Rates:
     """Measure the best rates of this machine for one model's widths.
 
-    The best of all calls counts, not their median: it stands for what the machine can do. What two
-    models have in common is measured once, so that noise cannot set them apart.
+    The best of all calls counts, those of earlier measurements in this process too, and not their
+    median: it stands for what the machine can do.
 
     Args:
         shape: the model.
         dtype: of its weights and activations.
         device: torch device.
         int8: its linear layers have int8 weights.
-        seconds: for each of the three rates.
+        seconds: for each of the three rates; 0 returns the best so far.
     """
+    keep_freed_memory()  # as the engines do
     size = torch.empty(0, dtype=dtype).element_size()
     width, inner = shape.hidden_size, shape.intermediate_size
     with torch.inference_mode():
@@ -46,7 +52,6 @@ def measure_rates(
         )
 
 
-@lru_cache
 def _linear(
     inputs: int, outputs: int, dtype: torch.dtype, device: str, int8: bool, seconds: float
 ) -> float:
@@ -56,10 +61,10 @@ def _linear(
     layer = torch.nn.Linear(inputs, outputs, bias=False, device=device, dtype=dtype)
     multiply = Int8Linear(layer) if int8 else layer
     rows = torch.randn(_TOKENS, inputs, device=device, dtype=dtype)
-    return _TOKENS * inputs * outputs / _best(lambda: multiply(rows), seconds, device)
+    key = ("linear", inputs, outputs, dtype, device, int8)
+    return _rate(key, _TOKENS * inputs * outputs, lambda: multiply(rows), seconds, device)
 
 
-@lru_cache
 def _attention(
     heads: int, kv_heads: int, head_size: int, dtype: torch.dtype, device: str, seconds: float
 ) -> float:
@@ -68,16 +73,27 @@ def _attention(
     query = torch.randn(1, kv_heads, queries, head_size, device=device, dtype=dtype)
     key = torch.randn(1, kv_heads, _KEYS, head_size, device=device, dtype=dtype)
     products = 2 * kv_heads * queries * _KEYS * head_size
-    return products / _best(lambda: scaled_dot_product_attention(query, key, key), seconds, device)
+    name = ("attention", heads, kv_heads, head_size, dtype, device)
+    return _rate(
+        name, products, lambda: scaled_dot_product_attention(query, key, key), seconds, device
+    )
 
 
-@lru_cache
 def _bandwidth(dtype: torch.dtype, device: str, seconds: float) -> float:
     """Bytes per second that a product of one vector with a matrix larger than any cache reads."""
     matrix = torch.randn(16384, 4096, device=device, dtype=dtype)
     vector = matrix[:1].clone()
     size = matrix.numel() * matrix.element_size()
-    return size / _best(lambda: linear(vector, matrix), seconds, device)
+    key = ("bandwidth", dtype, device)
+    return _rate(key, size, lambda: linear(vector, matrix), seconds, device)
+
+
+def _rate(
+    key: tuple[object, ...], work: int, call: Callable[[], object], seconds: float, device: str
+) -> float:
+    if seconds or key not in _found:
+        _found[key] = max(_found[key], work / _best(call, seconds, device))
+    return _found[key]
 
 
 def _best(call: Callable[[], object], seconds: float, device: str) -> float:

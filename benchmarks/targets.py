@@ -90,7 +90,8 @@ def measure_target(target: Target, options: Options, progress: Progress) -> list
     folder = resolve_model(target.model, progress.console.print)
     messages = messages_of_about(target.prompt_tokens, folder)
     settings = {draft: _deployment(options, draft, target, folder) for draft in target.drafts}
-    ideals = {draft: ideal_of(chosen, options) for draft, chosen in settings.items()}
+    for chosen in settings.values():
+        ideal_of(chosen, options)
     first = target.drafts[0]
     with ExitStack() as loaded:
         pipelines = {
@@ -108,7 +109,8 @@ def measure_target(target: Target, options: Options, progress: Progress) -> list
                 )
         samples = run_rounds(cells, target.share * options.seconds, progress, target.model)
     rows = []
-    for draft, ideal in ideals.items():
+    for draft, chosen in settings.items():
+        ideal = ideal_of(chosen, options)
         dense, sparse = samples["dense"]["ttft"], samples[draft]["ttft"]
         prompt, kept = (int(samples[draft][key][0]) for key in ("prompt_tokens", "kept_tokens"))
         best = ideal.times(prompt, kept)

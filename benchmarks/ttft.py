@@ -35,7 +35,7 @@ def measure(options: Options, progress: Progress) -> dict[str, Any]:
     swept = lengths[0] if options.smoke else _SWEPT_LENGTH
     grid = [(length, keep_rate) for length in lengths]
     grid += [(swept, rate) for rate in (_KEEP_RATES[:1] if options.smoke else _KEEP_RATES)]
-    ideal = ideal_of(settings, options)
+    ideal_of(settings, options)
     with TritonServer(settings) as server, pipeline(server.settings) as local:
         cells: dict[str, Cell] = {}
         for length in lengths:
@@ -49,6 +49,7 @@ def measure(options: Options, progress: Progress) -> dict[str, Any]:
                         served, server.grpc_url, model, messages, rate
                     )
         samples = run_rounds(cells, options.seconds, progress, "TTFT")
+    ideal = ideal_of(settings, options)
     rows = [_row(samples, length, rate, ideal) for length, rate in grid]
     return {"keep_rate": keep_rate, "ideal": ideal.as_json(), "rows": rows}
 
