@@ -32,26 +32,28 @@ PARTS = (
     "target prefill", "first token out",
 )  # fmt: skip
 
-_LENGTH = 4000
+_LENGTH, _LONG = 4000, 8000
 _OVERHEAD_REPEATS = 15
 
 
 def measure(options: Options, progress: Progress) -> dict[str, Any]:
     """Split dense and sparse prefill, with and without look-ahead; then what Triton adds."""
-    length = SMOKE_TOKENS if options.smoke else _LENGTH
+    length, long = (SMOKE_TOKENS, 2 * SMOKE_TOKENS) if options.smoke else (_LENGTH, _LONG)
     early = deployment(options)
     # The stop token must not end the look-ahead early: its full length is what is measured.
     paper = deployment(options, "smollm2-paper.yaml", selection={"ignore_eos": True})
-    messages = messages_of_about(length, resolve_model(early.target.model))
+    folder = resolve_model(early.target.model)
+    messages, longer = messages_of_about(length, folder), messages_of_about(long, folder)
     spans = Spans(options.device)
     with pipeline(early) as first, pipeline(paper) as second, spans.record(_places()):
-        cells: dict[str, Cell] = {
-            "dense": partial(_split, spans, first, messages, 1.0),
-            "sparse": partial(_split, spans, first, messages, early.selection.keep_rate),
-            "sparse, look-ahead": partial(
-                _split, spans, second, messages, paper.selection.keep_rate
-            ),
-        }
+        cells: dict[str, Cell] = {"dense": partial(_split, spans, first, messages, 1.0)}
+        for prompt, suffix in ((messages, ""), (longer, ", long prompt")):
+            cells[f"sparse{suffix}"] = partial(
+                _split, spans, first, prompt, early.selection.keep_rate
+            )
+            cells[f"sparse, look-ahead{suffix}"] = partial(
+                _split, spans, second, prompt, paper.selection.keep_rate
+            )
         samples = run_rounds(cells, 0.6 * options.seconds, progress, "breakdown")
     return {
         "rows": [

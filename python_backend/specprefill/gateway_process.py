@@ -8,15 +8,14 @@ import importlib.util
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 from specprefill.errors import ConfigurationError
 from specprefill.restart_policy import RestartPolicy
 from specprefill.server import configured_environment, die_with_parent
 from specprefill.settings import Settings, dump_settings
+from specprefill.workspace import Workspace
 
 _MODULES = ("openai_gateway", "fastapi", "uvicorn", "prometheus_client")
 _START_SECONDS = 60.0
@@ -39,7 +38,7 @@ class GatewayProcess:
         """
         self._settings = settings
         self._report = report
-        self._folder = tempfile.TemporaryDirectory(prefix="specprefill-gateway-")
+        self._workspace = Workspace()
         self._process: subprocess.Popen[bytes] | None = None
         self._policy = RestartPolicy(limit=None)
         self._since = 0.0  # when it was started, or is to be
@@ -57,7 +56,7 @@ class GatewayProcess:
 
     def start(self) -> None:
         """Start the process; `wait_listening` tells when it serves."""
-        folder = Path(self._folder.name)
+        folder = self._workspace.path
         config = folder / "settings.yaml"
         dump_settings(self._settings, config)
         with (folder / "gateway.log").open("wb") as log:
@@ -117,9 +116,9 @@ class GatewayProcess:
             self._process.kill()
             self._process.wait()
             self._process = None
-        self._folder.cleanup()
+        self._workspace.cleanup()
 
     def _last_words(self) -> str:
-        log = Path(self._folder.name) / "gateway.log"
+        log = self._workspace.path / "gateway.log"
         lines = log.read_text(errors="replace").strip().splitlines()
         return lines[-1] if lines else "it wrote nothing"

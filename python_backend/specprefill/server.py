@@ -15,7 +15,6 @@ import socket
 import subprocess
 import sys
 import sysconfig
-import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -28,6 +27,7 @@ from specprefill.embedded_model import resolve_model
 from specprefill.errors import ConfigurationError
 from specprefill.run_state import FOLDER_VARIABLE, RunState
 from specprefill.settings import CONFIG_VARIABLE, ENVIRONMENT_PREFIX, Settings, dump_settings
+from specprefill.workspace import Workspace, remove_stale_workspaces
 
 MODELS = ("preprocessing", "draft", "target", "specprefill", "ensemble")
 _SHARED_MEMORY = Path("/dev/shm")
@@ -80,7 +80,7 @@ class TritonServer:
         # Names the launcher, so that a later start can tell whose regions are stale.
         self.shared_memory_prefix = f"{_SHM_PREFIX}{os.getpid()}_{secrets.token_hex(4)}_"
         self._process: subprocess.Popen[bytes] | None = None
-        self._workspace: tempfile.TemporaryDirectory[str] | None = None
+        self._workspace: Workspace | None = None
         self._run_state: RunState | None = None
 
     @property
@@ -102,7 +102,7 @@ class TritonServer:
     def log_path(self) -> Path:
         """The server's log."""
         assert self._workspace is not None
-        return Path(self._workspace.name) / "triton.log"
+        return self._workspace.path / "triton.log"
 
     @property
     def run_state(self) -> RunState:
@@ -130,9 +130,10 @@ class TritonServer:
             raise ConfigurationError(f"model repository {self._repository} does not exist")
         self.settings = _with_model_folders(with_free_ports(self.settings), progress)
         remove_stale_shared_memory()
-        self._workspace = tempfile.TemporaryDirectory(prefix="specprefill-")
+        remove_stale_workspaces()
+        self._workspace = Workspace()
         try:
-            workspace = Path(self._workspace.name)
+            workspace = self._workspace.path
             self._run_state = RunState(workspace)
             self.admin = AdminAccess()
             self.admin.write(workspace)

@@ -14,7 +14,9 @@ from pathlib import Path
 import psutil
 import pytest
 from specprefill.errors import ConfigurationError
-from specprefill.server import TritonServer, find_installation
+from specprefill.run_state import FOLDER_VARIABLE
+from specprefill.server import TritonServer, find_installation, remove_stale_shared_memory
+from specprefill.workspace import remove_stale_workspaces
 from transformers import AutoTokenizer
 
 from tests.serving.conftest import generate, settings
@@ -105,17 +107,19 @@ def test_a_killed_launcher_takes_the_server_with_it(tiny_llama, tmp_path):
     launcher = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     wait_for_banner(launcher)
     (server,) = [p for p in psutil.Process(launcher.pid).children() if "triton" in p.name()]
+    workspace = Path(server.environ()[FOLDER_VARIABLE])
     launcher.kill()
     launcher.wait()
     server.wait(timeout=30)
-    # The regions of a launcher that was killed go with the next start.
-    from specprefill.server import remove_stale_shared_memory
-
+    # What a launcher that was killed leaves goes with the next start.
     deadline = time.monotonic() + 20
     while processes(server.pid) and time.monotonic() < deadline:
         time.sleep(0.2)
+    assert workspace.exists()
     remove_stale_shared_memory()
+    remove_stale_workspaces()
     assert processes(server.pid) == []
+    assert not workspace.exists()
     assert regions(f"specprefill_{launcher.pid}_") == []
 
 
