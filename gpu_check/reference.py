@@ -101,20 +101,22 @@ class Reference:
         Args:
             prompt_ids: int32 [M].
             rule: the scoring rule.
-            score_layers: first and last layer that count; None counts all.
+            score_layers: first and last layer that count, unless the rule has its own; None
+                counts all.
 
         Returns:
             float32 [M].
         """
         length = len(prompt_ids)
         ids, rows = self._tensor(prompt_ids)[None], []
+        counted = score_layers if rule.layer is None else (rule.layer, rule.layer)
         for step in range(rule.look_ahead):
             output = self._model(
                 input_ids=ids, use_cache=True, output_attentions=True, logits_to_keep=1
             )
             queries = min(rule.prompt_queries, length) if step == 0 else 1
             layers = []
-            first, last = score_layers or (0, len(output.attentions) - 1)
+            first, last = counted or (0, len(output.attentions) - 1)
             for attention in output.attentions[first : last + 1]:
                 seen = attention[0, :, -queries:, :length].float()  # [heads, n, M]
                 layers.append(rule.reduce_layer(seen / seen.sum(dim=-1, keepdim=True)))

@@ -6,6 +6,7 @@ from specprefill.prompt import PromptEncoder
 from specprefill.quality import metrics
 from specprefill.quality.evidence import evidence_mask
 from specprefill.quality.ruler import AGGREGATION, TASKS, generate_samples
+from specprefill.quality.ruler.main_topic import _SUBJECTS
 from specprefill.quality.sample import Sample
 
 
@@ -53,7 +54,7 @@ def test_the_evidence_stands_at_different_places(tokenizer):
     assert max(places) > 0.6
 
 
-@pytest.mark.parametrize("task", AGGREGATION)
+@pytest.mark.parametrize("task", ["common_words", "frequent_words"])
 def test_the_answer_of_a_counting_prompt_is_its_most_frequent_word(tokenizer, task):
     for sample in generate_samples(tokenizer, [1024], 3, [task]):
         body = sample.prompt.split("\n\n")[0].partition(": ")[2]
@@ -61,6 +62,19 @@ def test_the_answer_of_a_counting_prompt_is_its_most_frequent_word(tokenizer, ta
         counts = sorted(((words.count(word), word) for word in set(words)), reverse=True)
         assert counts[0][1] == sample.answers[0]
         assert counts[0][0] > counts[1][0]
+
+
+def test_most_notes_are_on_the_main_topic_and_none_names_it(tokenizer):
+    for sample in generate_samples(tokenizer, [1024], 3, ["main_topic"]):
+        body, question = sample.prompt.split("\n\n")
+        asked = [subject for subject in _SUBJECTS if subject in question]
+        assert len(asked) == 3
+        assert not any(subject in body for subject in asked)
+        notes = {
+            subject: sum(body.count(thing) for thing in _SUBJECTS[subject][2]) for subject in asked
+        }
+        (main,) = sample.answers
+        assert notes.pop(main) > 2 * max(notes.values())
 
 
 def test_the_question_comes_last(tokenizer):

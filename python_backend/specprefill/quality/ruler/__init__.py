@@ -11,6 +11,7 @@ from specprefill.errors import ConfigurationError
 from specprefill.quality.ruler.common_words import common_words
 from specprefill.quality.ruler.frequent_words import frequent_words
 from specprefill.quality.ruler.haystack import Haystack
+from specprefill.quality.ruler.main_topic import main_topic
 from specprefill.quality.ruler.niah_multi_key import niah_multi_key
 from specprefill.quality.ruler.niah_multi_query import niah_multi_query
 from specprefill.quality.ruler.niah_multi_value import niah_multi_value
@@ -36,10 +37,11 @@ TASKS: dict[str, Task] = {
         variable_tracking,
         common_words,
         frequent_words,
+        main_topic,
     )
 }
 # Every part of these prompts matters: pruning is expected to cost here.
-AGGREGATION = ("common_words", "frequent_words")
+AGGREGATION = ("common_words", "frequent_words", "main_topic")
 
 
 def generate_samples(
